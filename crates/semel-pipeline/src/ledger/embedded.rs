@@ -87,7 +87,7 @@ impl EmbeddedLedger {
         let turns = store
             .transact(|transaction| match schema::migrate(transaction)? {
                 Ok(()) => transaction
-                    .query_row("SELECT coalesce(max(turn), 0) FROM ledger_lanes", [], |row| row.get(0))
+                    .query_row("SELECT coalesce(max(turn), 0) FROM ledger_turn", [], |row| row.get(0))
                     .map(Ok),
                 Err(error) => Ok(Err(error)),
             })

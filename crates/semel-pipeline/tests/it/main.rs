@@ -4,6 +4,8 @@
 mod burst;
 #[cfg(all(feature = "embedded", feature = "testkit"))]
 mod embedded;
+#[cfg(any(feature = "embedded", feature = "postgres"))]
+mod migration;
 #[cfg(all(feature = "postgres", feature = "testkit"))]
 mod postgres;
 #[cfg(feature = "redis")]

@@ -68,7 +68,7 @@ impl Work<'_> {
             Some(RunAction::Cancel(line)) => drop(self.cancel(run.id, line)?),
             // It is one more change than those of the buffer.
             Some(RunAction::Change(_)) => {
-                let sql = "UPDATE ledger_events SET version = version + 1 WHERE number = ?1";
+                let sql = "UPDATE ledger_event SET version = version + 1 WHERE number = ?1";
                 self.sql.prepare_cached(sql)?.execute([number])?;
             }
         }
@@ -94,13 +94,13 @@ impl Work<'_> {
             }
         }
         self.sql
-            .prepare_cached("UPDATE ledger_events SET changes = max(changes, ?2) WHERE number = ?1")?
+            .prepare_cached("UPDATE ledger_event SET changes = max(changes, ?2) WHERE number = ?1")?
             .execute(params![number, bigint(changes.len() as u64)])?;
         Ok(Drained { arrival: Arrival::Known, refused })
     }
 
     fn drop_key(&self, id: EventId) -> Done<()> {
-        self.sql.prepare_cached("DELETE FROM ledger_dedupe WHERE event = ?1")?.execute([id.to_bytes()])?;
+        self.sql.prepare_cached("DELETE FROM ledger_key WHERE event = ?1")?.execute([id.to_bytes()])?;
         Ok(())
     }
 }

@@ -44,13 +44,13 @@ pub(super) fn key_state(
     now: Timestamp,
 ) -> rusqlite::Result<KeyState> {
     let ended = connection
-        .prepare_cached("SELECT generation FROM ledger_generations WHERE id = ?1")?
+        .prepare_cached("SELECT generation FROM ledger_generation WHERE dedupe = ?1")?
         .query_row([dedupe.as_bytes()], |row| Columns::of(row).count())
         .optional()?
         .map_or(Generation::FIRST, Generation::new);
     let held = connection
         .prepare_cached(
-            "SELECT kind, event, fingerprint, until, generation FROM ledger_dedupe WHERE id = ?1",
+            "SELECT kind, event, fingerprint, dedupe_until, generation FROM ledger_key WHERE dedupe = ?1",
         )?
         .query_row([dedupe.as_bytes()], |row| {
             let mut columns = Columns::of(row);
@@ -100,7 +100,7 @@ impl Work<'_> {
         // The same call again, after its key was reset, or without one.
         let there = self
             .sql
-            .prepare_cached("SELECT 1 FROM ledger_events WHERE id = ?1")?
+            .prepare_cached("SELECT 1 FROM ledger_event WHERE id = ?1")?
             .exists([event.id.to_bytes()])?;
         Ok(match (there, stale) {
             (true, _) => Some(Accepted::Cached(event.id)),
@@ -127,7 +127,7 @@ impl Work<'_> {
         let unsettled = i64::try_from(targets(event).count()).unwrap_or(i64::MAX);
         self.sql
             .prepare_cached(
-                "INSERT INTO ledger_events (id, kind, tenant, type, dedupe, hint, fingerprint, lifetime, content_type,
+                "INSERT INTO ledger_event (id, kind, tenant, event_type, dedupe, dedupe_hint, fingerprint, dedupe_lifetime, content_type,
                         headers, order_key, origin, targets, delay, deliver_within, tags, metadata, request_id,
                         traceparent, accepted_at, version, unsettled, settled_at, generation, changes)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?24, ?21, ?22, ?23, ?24)",
@@ -160,7 +160,7 @@ impl Work<'_> {
             ])?;
         let number = self.sql.last_insert_rowid();
         self.sql
-            .prepare_cached("INSERT INTO ledger_payloads (event, payload) VALUES (?1, ?2)")?
+            .prepare_cached("INSERT INTO ledger_payload (event, payload) VALUES (?1, ?2)")?
             .execute(params![number, &event.payload[..]])?;
         for tag in &event.notes.tags {
             self.add_tag(number, tag)?;
@@ -178,7 +178,7 @@ impl Work<'_> {
 
     pub(super) fn add_tag(&self, event: i64, tag: &str) -> rusqlite::Result<()> {
         self.sql
-            .prepare_cached("INSERT OR IGNORE INTO ledger_tags (tag, event) VALUES (?1, ?2)")?
+            .prepare_cached("INSERT OR IGNORE INTO ledger_tag (tag, event) VALUES (?1, ?2)")?
             .execute(params![tag, event])
             .map(drop)
     }
@@ -188,7 +188,7 @@ impl Work<'_> {
         let until = dedupe.expires_at.or_else(|| dedupe.lifetime.map(|lifetime| self.now.after(lifetime)));
         self.sql
             .prepare_cached(
-                "INSERT OR REPLACE INTO ledger_dedupe (id, event, kind, fingerprint, until, generation)
+                "INSERT OR REPLACE INTO ledger_key (dedupe, event, kind, fingerprint, dedupe_until, generation)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
             )?
             .execute(params![
@@ -216,11 +216,11 @@ impl Work<'_> {
             state,
             front: false,
             due_at: self.now.after(event.delay),
-            expires_at: event.deliver_within.map(|within| self.now.after(within)),
+            deliver_until: event.deliver_within.map(|within| self.now.after(within)),
             attempts: 0,
             crashes: 0,
-            tries: 0,
-            numbered: 0,
+            total_attempts: 0,
+            last_attempt: 0,
             epoch: 0,
             token: None,
             lease_until: None,

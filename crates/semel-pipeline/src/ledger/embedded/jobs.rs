@@ -66,7 +66,7 @@ impl Work<'_> {
         let planned = now(plan(&mut self.reader(), &job.selection, job.mode, targets))?;
         let mut counts = Counts::default();
         let mut statement = self.sql.prepare_cached(
-            "INSERT INTO ledger_items (job, position, delivery, letter, event, kind, target, state, error)
+            "INSERT INTO ledger_item (job, position, delivery, letter, event, kind, target, state, error)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
         )?;
         for (position, item) in (0_i64..).zip(&planned) {
@@ -94,7 +94,7 @@ impl Work<'_> {
         let ReplayPace { rate, concurrency, canary, pause_above } = job.pace;
         self.sql
             .prepare_cached(
-                "INSERT INTO ledger_jobs (id, selection, mode, reason, asked_by, rate, concurrency, canary, pause_above,
+                "INSERT INTO ledger_job (id, selection, mode, reason, asked_by, rate, concurrency, canary, pause_above,
                         state, note, total, pending, released, replayed, skipped_completed, skipped_inflight,
                         failed_again, cancelled, created_at, updated_at)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, '', ?11, ?12, 0, 0, ?13, ?14, 0, 0, ?15, ?15)",
@@ -125,17 +125,17 @@ impl Work<'_> {
         if let Some(ReplayPace { rate, concurrency, canary, pause_above }) = pace {
             self.sql
                 .prepare_cached(
-                    "UPDATE ledger_jobs SET rate = ?2, concurrency = ?3, canary = ?4, pause_above = ?5 WHERE id = ?1",
+                    "UPDATE ledger_job SET rate = ?2, concurrency = ?3, canary = ?4, pause_above = ?5 WHERE id = ?1",
                 )?
                 .execute(params![id.to_bytes(), rate, concurrency, canary, pause_above])?;
         }
         self.sql
-            .prepare_cached("UPDATE ledger_jobs SET state = ?2, note = ?3, updated_at = ?4 WHERE id = ?1")?
+            .prepare_cached("UPDATE ledger_job SET state = ?2, note = ?3, updated_at = ?4 WHERE id = ?1")?
             .execute(params![id.to_bytes(), state.as_str(), note, micros(self.now)])?;
         if state == JobState::Cancelled {
             self.sql
                 .prepare_cached(
-                    "UPDATE ledger_jobs SET cancelled = cancelled + pending, pending = 0 WHERE id = ?1",
+                    "UPDATE ledger_job SET cancelled = cancelled + pending, pending = 0 WHERE id = ?1",
                 )?
                 .execute([id.to_bytes()])?;
         }

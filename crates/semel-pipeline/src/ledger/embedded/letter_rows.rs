@@ -23,7 +23,7 @@ pub(super) struct LetterRow {
 impl Work<'_> {
     pub(super) fn find_letter(&self, id: LetterId) -> rusqlite::Result<Option<LetterRow>> {
         self.sql
-            .prepare_cached("SELECT number, delivery, status FROM ledger_letters WHERE id = ?1")?
+            .prepare_cached("SELECT number, delivery, status FROM ledger_dead_letter WHERE id = ?1")?
             .query_row([id.to_bytes()], |row| {
                 let mut columns = Columns::of(row);
                 Ok(LetterRow {
@@ -66,7 +66,7 @@ impl Work<'_> {
         let signature = Signature::of(Some(&row.target), cause, ending.status, &ending.error);
         self.sql
             .prepare_cached(
-                "INSERT INTO ledger_letters (id, tenant, event, delivery, target, type, stream, message, cause, error,
+                "INSERT INTO ledger_dead_letter (id, tenant, event, delivery, target, event_type, stream, message, cause, error,
                         signature, status, attempts, last_attempt_at, failed_replays, copy_of, mirrored, created_at,
                         updated_at)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, 0, ?15, 0, ?16, ?16)",
@@ -84,8 +84,8 @@ impl Work<'_> {
                 ending.error,
                 signature.as_str(),
                 Status::Pending.as_str(),
-                row.tries,
-                (row.numbered > 0).then(|| micros(self.now)),
+                row.total_attempts,
+                (row.last_attempt > 0).then(|| micros(self.now)),
                 copy_of.map(LetterId::to_bytes),
                 micros(self.now),
             ])?;
@@ -104,7 +104,7 @@ impl Work<'_> {
     ) -> Done<()> {
         let (kept, failed) = self
             .sql
-            .prepare_cached("SELECT cause, failed_replays FROM ledger_letters WHERE number = ?1")?
+            .prepare_cached("SELECT cause, failed_replays FROM ledger_dead_letter WHERE number = ?1")?
             .query_row([letter], |row| {
                 let mut columns = Columns::of(row);
                 Ok((columns.name(Cause::from_name)?, columns.get::<u32>()?))
@@ -113,7 +113,7 @@ impl Work<'_> {
         let signature = Signature::of(Some(&row.target), cause, ending.status, &ending.error);
         self.sql
             .prepare_cached(
-                "UPDATE ledger_letters SET cause = ?2, error = ?3, signature = ?4, attempts = ?5, last_attempt_at = ?6,
+                "UPDATE ledger_dead_letter SET cause = ?2, error = ?3, signature = ?4, attempts = ?5, last_attempt_at = ?6,
                         failed_replays = ?7
                  WHERE number = ?1",
             )?
@@ -122,7 +122,7 @@ impl Work<'_> {
                 cause.as_str(),
                 ending.error,
                 signature.as_str(),
-                row.tries,
+                row.total_attempts,
                 micros(self.now),
                 failed
             ])?;
@@ -135,7 +135,7 @@ impl Work<'_> {
         let there = self
             .sql
             .prepare_cached(
-                "SELECT id FROM ledger_letters WHERE stream = ?1 AND message = ?2 AND delivery IS NULL",
+                "SELECT id FROM ledger_dead_letter WHERE stream = ?1 AND message = ?2 AND delivery IS NULL",
             )?
             .query_row(params![letter.source.stream, letter.source.message], |row| row.get(0))
             .optional()?;
@@ -145,7 +145,7 @@ impl Work<'_> {
         let signature = Signature::of(None, letter.cause, None, &letter.error);
         self.sql
             .prepare_cached(
-                "INSERT INTO ledger_letters (id, tenant, stream, message, payload, content_type, headers, cause, error,
+                "INSERT INTO ledger_dead_letter (id, tenant, stream, message, payload, content_type, headers, cause, error,
                         signature, status, attempts, last_attempt_at, failed_replays, mirrored, created_at, updated_at)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, 0, 0, ?14, ?14)",
             )?
@@ -173,12 +173,12 @@ impl Work<'_> {
     pub(super) fn set_letter_status(&mut self, letter: i64, status: Status) -> Done<()> {
         let before = self
             .sql
-            .prepare_cached("SELECT status FROM ledger_letters WHERE number = ?1")?
+            .prepare_cached("SELECT status FROM ledger_dead_letter WHERE number = ?1")?
             .query_row([letter], |row| Columns::of(row).name(Status::from_name))
             .optional()?
             .ok_or_else(|| broken(&format!("there is no letter {letter}")))?;
         self.sql
-            .prepare_cached("UPDATE ledger_letters SET status = ?2, updated_at = ?3 WHERE number = ?1")?
+            .prepare_cached("UPDATE ledger_dead_letter SET status = ?2, updated_at = ?3 WHERE number = ?1")?
             .execute(params![letter, status.as_str(), micros(self.now)])?;
         self.count_letter(before, -1);
         self.count_letter(status, 1);
@@ -209,7 +209,7 @@ impl Work<'_> {
     fn source_of(&self, event: i64) -> rusqlite::Result<Option<SourceMessage>> {
         let origin = self
             .sql
-            .prepare_cached("SELECT origin FROM ledger_events WHERE number = ?1")?
+            .prepare_cached("SELECT origin FROM ledger_event WHERE number = ?1")?
             .query_row([event], |row| Columns::of(row).json())?;
         Ok(match origin {
             Origin::Stream { stream, message } => Some(SourceMessage { stream, message }),

@@ -68,7 +68,7 @@ impl Work<'_> {
         }
         self.set_letter_status(row.number, status)?;
         self.sql
-            .prepare_cached("UPDATE ledger_letters SET failed_replays = 0 WHERE number = ?1")?
+            .prepare_cached("UPDATE ledger_dead_letter SET failed_replays = 0 WHERE number = ?1")?
             .execute([row.number])?;
         self.audit(line)
     }
@@ -84,7 +84,7 @@ impl Work<'_> {
                 let made: Option<[u8; 16]> = self
                     .sql
                     .prepare_cached(
-                        "SELECT l.id FROM ledger_letters AS l JOIN ledger_events AS e ON e.number = l.event
+                        "SELECT l.id FROM ledger_dead_letter AS l JOIN ledger_event AS e ON e.number = l.event
                          WHERE e.id = ?1 AND l.copy_of = ?2",
                     )?
                     .query_row([copy.id.to_bytes(), id.to_bytes()], |row| row.get(0))
@@ -99,7 +99,7 @@ impl Work<'_> {
         let row = self.first_row(copy, number, target);
         let made = self.add_dead_row(row, rules::error_of_copy(id), Cause::Manual, Some(id))?;
         self.sql
-            .prepare_cached("UPDATE ledger_letters SET updated_at = ?2 WHERE id = ?1")?
+            .prepare_cached("UPDATE ledger_dead_letter SET updated_at = ?2 WHERE id = ?1")?
             .execute(params![id.to_bytes(), micros(self.now)])?;
         self.audit(line)?;
         Ok(made)

@@ -31,13 +31,13 @@ impl Work<'_> {
     /// Finds who is at the front of a target's order key.
     fn find_front(&mut self, target: &str, key: &str) -> Done<()> {
         let front = self.standing(
-            "SELECT number, state, tenant, due_at FROM ledger_deliveries INDEXED BY ledger_deliveries_front
+            "SELECT number, state, tenant, due_at FROM ledger_delivery INDEXED BY ledger_deliveries_front
              WHERE target = ?1 AND order_key = ?2 AND order_key IS NOT NULL AND front = 1",
             target,
             key,
         )?;
         let earliest = self.standing(
-            "SELECT number, state, tenant, due_at FROM ledger_deliveries INDEXED BY ledger_deliveries_order
+            "SELECT number, state, tenant, due_at FROM ledger_delivery INDEXED BY ledger_deliveries_order
              WHERE target = ?1 AND order_key = ?2 AND order_key IS NOT NULL
                AND state NOT IN ('done', 'dlq', 'cancelled')
              ORDER BY number LIMIT 1",
@@ -84,7 +84,7 @@ impl Work<'_> {
 
     fn set_front(&self, number: i64, front: i64) -> rusqlite::Result<()> {
         self.sql
-            .prepare_cached("UPDATE ledger_deliveries SET front = ?2 WHERE number = ?1")?
+            .prepare_cached("UPDATE ledger_delivery SET front = ?2 WHERE number = ?1")?
             .execute([number, front])
             .map(drop)
     }
@@ -94,7 +94,7 @@ impl Work<'_> {
         let tenants: Vec<String> = self
             .sql
             .prepare_cached(
-                "SELECT tenant FROM ledger_lanes INDEXED BY ledger_lanes_asleep
+                "SELECT tenant FROM ledger_turn INDEXED BY ledger_lanes_asleep
                  WHERE target = ?1 AND turn IS NULL AND due_at <= ?2 ORDER BY due_at LIMIT ?3",
             )?
             .query_map(params![target, micros(self.now), WOKEN], |row| row.get(0))?
@@ -109,7 +109,7 @@ impl Work<'_> {
     pub(super) fn give_turn(&self, target: &str, tenant: &str, shared: &Shared) -> rusqlite::Result<()> {
         let turn = shared.turns.fetch_add(1, Ordering::Relaxed) + 1;
         self.sql
-            .prepare_cached("UPDATE ledger_lanes SET turn = ?3 WHERE target = ?1 AND tenant = ?2")?
+            .prepare_cached("UPDATE ledger_turn SET turn = ?3 WHERE target = ?1 AND tenant = ?2")?
             .execute(params![target, tenant, turn])
             .map(drop)
     }
@@ -118,7 +118,7 @@ impl Work<'_> {
     pub(super) fn next_lane(&self, target: &str) -> rusqlite::Result<Option<(i64, String)>> {
         self.sql
             .prepare_cached(
-                "SELECT turn, tenant FROM ledger_lanes INDEXED BY ledger_lanes_awake
+                "SELECT turn, tenant FROM ledger_turn INDEXED BY ledger_lanes_awake
                  WHERE target = ?1 AND turn IS NOT NULL ORDER BY turn LIMIT 1",
             )?
             .query_row([target], |row| Ok((row.get(0)?, row.get(1)?)))
@@ -133,7 +133,7 @@ impl Work<'_> {
     ) -> rusqlite::Result<Option<(i64, Timestamp)>> {
         self.sql
             .prepare_cached(
-                "SELECT number, due_at FROM ledger_deliveries INDEXED BY ledger_deliveries_ready
+                "SELECT number, due_at FROM ledger_delivery INDEXED BY ledger_deliveries_ready
                  WHERE target = ?1 AND tenant = ?2 AND front = 1
                    AND state IN ('idle', 'queued', 'retry_wait', 'replaying')
                  ORDER BY due_at, number LIMIT 1",
@@ -153,13 +153,13 @@ impl Work<'_> {
             Some(due) => self
                 .sql
                 .prepare_cached(
-                    "UPDATE ledger_lanes SET turn = NULL, due_at = ?3 WHERE target = ?1 AND tenant = ?2",
+                    "UPDATE ledger_turn SET turn = NULL, due_at = ?3 WHERE target = ?1 AND tenant = ?2",
                 )?
                 .execute(params![target, tenant, micros(due)])
                 .map(drop),
             None => self
                 .sql
-                .prepare_cached("DELETE FROM ledger_lanes WHERE target = ?1 AND tenant = ?2")?
+                .prepare_cached("DELETE FROM ledger_turn WHERE target = ?1 AND tenant = ?2")?
                 .execute(params![target, tenant])
                 .map(drop),
         }

@@ -34,7 +34,7 @@ impl Work<'_> {
             let (state, new_event, error) = self.release_item(&job, position, &item)?;
             self.sql
                 .prepare_cached(
-                    "UPDATE ledger_items SET state = ?3, new_event = ?4, error = ?5 WHERE job = ?1 AND position = ?2",
+                    "UPDATE ledger_item SET state = ?3, new_event = ?4, error = ?5 WHERE job = ?1 AND position = ?2",
                 )?
                 .execute(params![
                     id.to_bytes(),
@@ -97,7 +97,7 @@ impl Work<'_> {
                     row.epoch += 1;
                 }
                 (row.attempts, row.crashes) = (0, 0);
-                (row.due_at, row.expires_at, row.completed_at) = (self.now, None, None);
+                (row.due_at, row.deliver_until, row.completed_at) = (self.now, None, None);
                 row.token = None;
                 row.item = whose;
                 self.save(&mut row)?;
@@ -138,11 +138,11 @@ fn again(done: &Row, now: semel::time::Timestamp, epoch: u32, item: Option<(JobI
         id: DeliveryId::new(now),
         state: DeliveryState::Queued,
         due_at: now,
-        expires_at: None,
+        deliver_until: None,
         attempts: 0,
         crashes: 0,
-        tries: 0,
-        numbered: 0,
+        total_attempts: 0,
+        last_attempt: 0,
         epoch,
         token: None,
         lease_until: None,

@@ -23,13 +23,13 @@ pub(super) struct Row {
     pub(super) state: DeliveryState,
     pub(super) front: bool,
     pub(super) due_at: Timestamp,
-    pub(super) expires_at: Option<Timestamp>,
+    pub(super) deliver_until: Option<Timestamp>,
     pub(super) attempts: u32,
     pub(super) crashes: u32,
     /// Attempts of all rounds that count.
-    pub(super) tries: u32,
+    pub(super) total_attempts: u32,
     /// The number of the last attempt, counted or not.
-    pub(super) numbered: u32,
+    pub(super) last_attempt: u32,
     pub(super) epoch: u32,
     pub(super) token: Option<u128>,
     pub(super) lease_until: Option<Timestamp>,
@@ -42,7 +42,7 @@ pub(super) struct Row {
     pub(super) completed_at: Option<Timestamp>,
 }
 
-const COLUMNS: &str = "number, id, event, target, tenant, type, order_key, state, front, due_at, expires_at, attempts, crashes, tries, numbered, epoch, token, lease_until, error, letter, job, item, created_at, started_at, completed_at";
+const COLUMNS: &str = "number, id, event, target, tenant, event_type, order_key, state, front, due_at, deliver_until, attempts, crashes, total_attempts, last_attempt, epoch, token, lease_until, error, letter, job, item, created_at, started_at, completed_at";
 
 impl Row {
     fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self> {
@@ -58,11 +58,11 @@ impl Row {
             state: columns.name(DeliveryState::from_name)?,
             front: columns.get()?,
             due_at: columns.time()?,
-            expires_at: columns.time_or_none()?,
+            deliver_until: columns.time_or_none()?,
             attempts: columns.get()?,
             crashes: columns.get()?,
-            tries: columns.get()?,
-            numbered: columns.get()?,
+            total_attempts: columns.get()?,
+            last_attempt: columns.get()?,
             epoch: columns.get()?,
             token: columns.get::<Option<[u8; 16]>>()?.map(u128::from_be_bytes),
             lease_until: columns.time_or_none()?,
@@ -80,7 +80,7 @@ impl Work<'_> {
     /// A delivery by its id.
     pub(super) fn find_row(&self, id: DeliveryId) -> rusqlite::Result<Option<Row>> {
         self.sql
-            .prepare_cached(&format!("SELECT {COLUMNS} FROM ledger_deliveries WHERE id = ?1"))?
+            .prepare_cached(&format!("SELECT {COLUMNS} FROM ledger_delivery WHERE id = ?1"))?
             .query_row([id.to_bytes()], Row::read)
             .optional()
     }
@@ -89,7 +89,7 @@ impl Work<'_> {
     pub(super) fn row(&self, number: i64) -> Done<Row> {
         let found = self
             .sql
-            .prepare_cached(&format!("SELECT {COLUMNS} FROM ledger_deliveries WHERE number = ?1"))?
+            .prepare_cached(&format!("SELECT {COLUMNS} FROM ledger_delivery WHERE number = ?1"))?
             .query_row([number], Row::read)
             .optional()?;
         found.ok_or_else(|| broken(&format!("there is no delivery {number}")))
@@ -98,7 +98,7 @@ impl Work<'_> {
     /// The deliveries of an event, the first one first.
     pub(super) fn rows_of(&self, event: i64) -> rusqlite::Result<Vec<Row>> {
         let mut statement = self.sql.prepare_cached(&format!(
-            "SELECT {COLUMNS} FROM ledger_deliveries WHERE event = ?1 ORDER BY number"
+            "SELECT {COLUMNS} FROM ledger_delivery WHERE event = ?1 ORDER BY number"
         ))?;
         statement.query_map([event], Row::read)?.collect()
     }
@@ -109,7 +109,7 @@ impl Work<'_> {
         row.front = row.order_key.is_none();
         self.sql
             .prepare_cached(&format!(
-                "INSERT INTO ledger_deliveries ({COLUMNS})
+                "INSERT INTO ledger_delivery ({COLUMNS})
                  VALUES (NULL, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25)"
             ))?
             .execute(params![
@@ -123,11 +123,11 @@ impl Work<'_> {
                 row.state.as_str(),
                 row.front,
                 micros(row.due_at),
-                row.expires_at.map(micros),
+                row.deliver_until.map(micros),
                 row.attempts,
                 row.crashes,
-                row.tries,
-                row.numbered,
+                row.total_attempts,
+                row.last_attempt,
                 row.epoch,
                 row.token.map(u128::to_be_bytes),
                 row.lease_until.map(micros),
@@ -161,8 +161,8 @@ impl Work<'_> {
         }
         self.sql
             .prepare_cached(
-                "UPDATE ledger_deliveries SET state = ?2, front = ?3, due_at = ?4, expires_at = ?5, attempts = ?6,
-                        crashes = ?7, tries = ?8, numbered = ?9, epoch = ?10, token = ?11, lease_until = ?12,
+                "UPDATE ledger_delivery SET state = ?2, front = ?3, due_at = ?4, deliver_until = ?5, attempts = ?6,
+                        crashes = ?7, total_attempts = ?8, last_attempt = ?9, epoch = ?10, token = ?11, lease_until = ?12,
                         error = ?13, letter = ?14, job = ?15, item = ?16, started_at = ?17, completed_at = ?18
                  WHERE number = ?1",
             )?
@@ -171,11 +171,11 @@ impl Work<'_> {
                 row.state.as_str(),
                 row.front,
                 micros(row.due_at),
-                row.expires_at.map(micros),
+                row.deliver_until.map(micros),
                 row.attempts,
                 row.crashes,
-                row.tries,
-                row.numbered,
+                row.total_attempts,
+                row.last_attempt,
                 row.epoch,
                 row.token.map(u128::to_be_bytes),
                 row.lease_until.map(micros),
@@ -193,7 +193,7 @@ impl Work<'_> {
     pub(super) fn unsettle(&self, event: i64, by: i64) -> rusqlite::Result<()> {
         self.sql
             .prepare_cached(
-                "UPDATE ledger_events SET unsettled = unsettled + ?2,
+                "UPDATE ledger_event SET unsettled = unsettled + ?2,
                         settled_at = CASE WHEN unsettled + ?2 = 0 THEN ?3 END
                  WHERE number = ?1",
             )?

@@ -74,7 +74,7 @@ impl Work<'_> {
         }
         self.sql
             .prepare_cached(
-                "UPDATE ledger_events SET tags = ?2, metadata = ?3, changes = ?4, version = version + 1
+                "UPDATE ledger_event SET tags = ?2, metadata = ?3, changes = ?4, version = version + 1
                  WHERE number = ?1",
             )?
             .execute(params![
@@ -126,10 +126,10 @@ impl Work<'_> {
     /// Ends a generation of a key: nothing holds the key in the next one yet.
     fn end_generation(&self, dedupe: KeyId, ended: Generation) -> Done<Generation> {
         let next = ended.next(self.now);
-        self.sql.prepare_cached("DELETE FROM ledger_dedupe WHERE id = ?1")?.execute([dedupe.as_bytes()])?;
+        self.sql.prepare_cached("DELETE FROM ledger_key WHERE dedupe = ?1")?.execute([dedupe.as_bytes()])?;
         self.sql
             .prepare_cached(
-                "INSERT OR REPLACE INTO ledger_generations (id, generation, changed_at) VALUES (?1, ?2, ?3)",
+                "INSERT OR REPLACE INTO ledger_generation (dedupe, generation, changed_at) VALUES (?1, ?2, ?3)",
             )?
             .execute(params![dedupe.as_bytes(), bigint(next.get()), micros(self.now)])?;
         Ok(next)

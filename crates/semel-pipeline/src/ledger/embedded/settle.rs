@@ -40,7 +40,7 @@ impl Work<'_> {
             Settle::Defer(after) => {
                 self.end_attempt(&row, &Ending::deferred(String::new()))?;
                 row.attempts -= 1;
-                row.tries -= 1;
+                row.total_attempts -= 1;
                 row.due_at = self.now.after(after);
             }
             Settle::Block(ending) => {
@@ -56,7 +56,7 @@ impl Work<'_> {
                 self.end_attempt(&row, &ending)?;
                 if ending.class == AttemptClass::Deferred {
                     row.attempts -= 1;
-                    row.tries -= 1;
+                    row.total_attempts -= 1;
                 }
                 row.error = Some(ending.error.clone());
                 row.completed_at = Some(self.now);
@@ -86,13 +86,13 @@ impl Work<'_> {
     pub(super) fn end_attempt(&self, row: &Row, ending: &Ending) -> rusqlite::Result<()> {
         self.sql
             .prepare_cached(
-                "UPDATE ledger_attempts SET ended_at = ?3, class = ?4, status = ?5, error = ?6, excerpt = ?7,
+                "UPDATE ledger_attempt SET ended_at = ?3, class = ?4, status = ?5, error = ?6, excerpt = ?7,
                         retry_after = ?8
                  WHERE delivery = ?1 AND number = ?2",
             )?
             .execute(params![
                 row.number,
-                row.numbered,
+                row.last_attempt,
                 micros(self.now),
                 ending.class.as_str(),
                 ending.status,
@@ -116,7 +116,7 @@ impl Work<'_> {
         let (letter, is_new) = self
             .sql
             .prepare_cached(
-                "UPDATE ledger_items SET state = ?3, error = ?4 WHERE job = ?1 AND position = ?2
+                "UPDATE ledger_item SET state = ?3, error = ?4 WHERE job = ?1 AND position = ?2
                  RETURNING letter, new_event IS NOT NULL",
             )?
             .query_row(params![job.to_bytes(), position, state.as_str(), error], |row| {
@@ -136,7 +136,7 @@ impl Work<'_> {
         let (from, to) = (from.as_str(), to.as_str());
         self.sql
             .prepare_cached(&format!(
-                "UPDATE ledger_jobs SET {from} = {from} - 1, {to} = {to} + 1, updated_at = ?2 WHERE id = ?1"
+                "UPDATE ledger_job SET {from} = {from} - 1, {to} = {to} + 1, updated_at = ?2 WHERE id = ?1"
             ))?
             .execute(params![job.to_bytes(), micros(self.now)])?;
         self.end_job_if_over(job)
@@ -145,7 +145,7 @@ impl Work<'_> {
     pub(super) fn end_job_if_over(&self, job: JobId) -> rusqlite::Result<()> {
         self.sql
             .prepare_cached(
-                "UPDATE ledger_jobs SET state = ?2, note = 'every item has ended', updated_at = ?3
+                "UPDATE ledger_job SET state = ?2, note = 'every item has ended', updated_at = ?3
                  WHERE id = ?1 AND state IN ('running', 'paused') AND pending = 0 AND released = 0",
             )?
             .execute(params![job.to_bytes(), JobState::Done.as_str(), micros(self.now)])

@@ -85,7 +85,7 @@ impl EmbeddedLedger {
 fn next_in_lanes(connection: &Connection, target: &str) -> rusqlite::Result<Option<Timestamp>> {
     let awake = connection
         .prepare_cached(
-            "SELECT 1 FROM ledger_lanes INDEXED BY ledger_lanes_awake WHERE target = ?1 AND turn IS NOT NULL LIMIT 1",
+            "SELECT 1 FROM ledger_turn INDEXED BY ledger_lanes_awake WHERE target = ?1 AND turn IS NOT NULL LIMIT 1",
         )?
         .exists([target])?;
     if awake {
@@ -93,7 +93,7 @@ fn next_in_lanes(connection: &Connection, target: &str) -> rusqlite::Result<Opti
     }
     connection
         .prepare_cached(
-            "SELECT due_at FROM ledger_lanes INDEXED BY ledger_lanes_asleep
+            "SELECT due_at FROM ledger_turn INDEXED BY ledger_lanes_asleep
              WHERE target = ?1 AND turn IS NULL ORDER BY due_at LIMIT 1",
         )?
         .query_row([target], |row| row.get(0).map(moment))
@@ -104,7 +104,7 @@ fn next_in_lanes(connection: &Connection, target: &str) -> rusqlite::Result<Opti
 fn next_lease(connection: &Connection, target: &str) -> rusqlite::Result<Option<Timestamp>> {
     connection
         .prepare_cached(
-            "SELECT lease_until FROM ledger_deliveries INDEXED BY ledger_deliveries_leases
+            "SELECT lease_until FROM ledger_delivery INDEXED BY ledger_deliveries_leases
              WHERE target = ?1 AND state = 'running' ORDER BY lease_until LIMIT 1",
         )?
         .query_row([target], |row| row.get(0).map(moment))
@@ -164,7 +164,7 @@ impl Work<'_> {
         let lost: Vec<i64> = self
             .sql
             .prepare_cached(
-                "SELECT number FROM ledger_deliveries INDEXED BY ledger_deliveries_leases
+                "SELECT number FROM ledger_delivery INDEXED BY ledger_deliveries_leases
                  WHERE target = ?1 AND state = 'running' AND lease_until <= ?2 ORDER BY lease_until LIMIT ?3",
             )?
             .query_map(params![target, micros(self.now), GIVEN_BACK], |row| row.get(0))?
@@ -193,20 +193,20 @@ impl Work<'_> {
         self.step(&mut row, DeliveryStep::Take)?;
         let token: u128 = rand::random();
         row.attempts += 1;
-        row.tries += 1;
-        row.numbered += 1;
+        row.total_attempts += 1;
+        row.last_attempt += 1;
         row.token = Some(token);
         row.lease_until = Some(self.now.after(lease));
         row.started_at = row.started_at.or(Some(self.now));
         self.save(&mut row)?;
         self.sql
             .prepare_cached(
-                "INSERT INTO ledger_attempts (delivery, number, worker, epoch, started_at, job)
+                "INSERT INTO ledger_attempt (delivery, number, worker, epoch, started_at, job)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
             )?
             .execute(params![
                 row.number,
-                row.numbered,
+                row.last_attempt,
                 worker,
                 row.epoch,
                 micros(self.now),
@@ -221,7 +221,7 @@ impl Work<'_> {
             .sql
             .prepare_cached(
                 "SELECT kind, id, content_type, headers, request_id, traceparent, accepted_at, payload
-                 FROM ledger_events JOIN ledger_payloads ON event = number WHERE number = ?1",
+                 FROM ledger_event JOIN ledger_payload ON event = number WHERE number = ?1",
             )?
             .query_row([row.event], |found| {
                 let mut columns = Columns::of(found);
@@ -246,10 +246,10 @@ impl Work<'_> {
             attempt: row.attempts,
             crashes: row.crashes,
             epoch: row.epoch,
-            request_id: delivery::request_id(row.id, row.numbered),
+            request_id: delivery::request_id(row.id, row.last_attempt),
             trace,
             accepted_at,
-            expired: row.expires_at.is_some_and(|end| end <= self.now),
+            expired: row.deliver_until.is_some_and(|end| end <= self.now),
             job: row.item.map(|(job, _)| job),
         })
     }
@@ -258,7 +258,7 @@ impl Work<'_> {
         let changed = self
             .sql
             .prepare_cached(
-                "UPDATE ledger_deliveries SET lease_until = ?3 WHERE id = ?1 AND token = ?2 AND state = 'running'",
+                "UPDATE ledger_delivery SET lease_until = ?3 WHERE id = ?1 AND token = ?2 AND state = 'running'",
             )?
             .execute(params![
                 held.delivery.to_bytes(),

@@ -81,7 +81,7 @@ impl<'a> Work<'a> {
     pub(super) fn write_lanes(&mut self) -> rusqlite::Result<()> {
         // A lane that is awake is not written: a take from it reads what is due.
         let mut statement = self.sql.prepare_cached(
-            "INSERT INTO ledger_lanes (target, tenant, turn, due_at) VALUES (?1, ?2, NULL, ?3)
+            "INSERT INTO ledger_turn (target, tenant, turn, due_at) VALUES (?1, ?2, NULL, ?3)
              ON CONFLICT (target, tenant) DO UPDATE SET due_at = excluded.due_at
              WHERE turn IS NULL AND excluded.due_at < due_at",
         )?;
@@ -95,7 +95,7 @@ impl<'a> Work<'a> {
     pub(super) fn finish(mut self) -> rusqlite::Result<bool> {
         self.write_lanes()?;
         let mut statement = self.sql.prepare_cached(
-            "INSERT INTO ledger_tally (what, name, state, count) VALUES (?1, ?2, ?3, ?4)
+            "INSERT INTO ledger_total (what, name, state, count) VALUES (?1, ?2, ?3, ?4)
              ON CONFLICT (what, name, state) DO UPDATE SET count = count + excluded.count",
         )?;
         for ((what, name, state), by) in self.tally {

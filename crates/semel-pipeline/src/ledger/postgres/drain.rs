@@ -126,23 +126,23 @@ async fn arrive(db: &mut Db<'_>, drained: &DrainedRun) -> Result<Option<Drained>
     Ok(Some(Drained { arrival, refused }))
 }
 
-const ONE_MORE: &str = "UPDATE event SET version = version + 1 WHERE id = $1";
+const ONE_MORE: &str = "UPDATE ledger_event SET version = version + 1 WHERE id = $1";
 
 const ARRIVE_CANCELLED: &str = r"
-UPDATE delivery SET state = 'cancelled', waits = false, completed_at = statement_timestamp() WHERE event = $1";
+UPDATE ledger_delivery SET state = 'cancelled', waits = false, completed_at = statement_timestamp() WHERE event = $1";
 
 /// The delivery of a run that lost its key is set aside before anybody has seen it.
 const SET_ASIDE: &str = r"
-UPDATE delivery SET state = 'dlq', waits = false, error = $2, completed_at = statement_timestamp()
+UPDATE ledger_delivery SET state = 'dlq', waits = false, error = $2, completed_at = statement_timestamp()
 WHERE event = $1 RETURNING id, target";
 
 const WRITE_LETTER: &str = r"
-WITH aside AS (UPDATE delivery SET letter = $2 WHERE id = $3)
-INSERT INTO letter (id, tenant, event, delivery, target, event_type, content_type, headers, cause, error, signature,
+WITH aside AS (UPDATE ledger_delivery SET letter = $2 WHERE id = $3)
+INSERT INTO ledger_dead_letter (id, tenant, event, delivery, target, event_type, content_type, headers, cause, error, signature,
   status, attempts, created_at, updated_at)
 SELECT $2, e.tenant, e.id, $3, $4, e.event_type, e.content_type, e.headers, $5, $6, $7, 'pending', 0,
   statement_timestamp(), statement_timestamp()
-FROM event AS e WHERE e.id = $1";
+FROM ledger_event AS e WHERE e.id = $1";
 
 async fn lose_key(db: &mut Db<'_>, run: &NewEvent, winner: EventId) -> Result<(), Fault> {
     let error = rules::lost_key(winner);
@@ -163,8 +163,8 @@ async fn lose_key(db: &mut Db<'_>, run: &NewEvent, winner: EventId) -> Result<()
     Ok(())
 }
 
-const HOLDS_CHANGES: &str = "UPDATE event SET changes = greatest(changes, $2) WHERE id = $1";
-const DROP_KEY: &str = "UPDATE event SET dedupe_live = false WHERE id = $1";
+const HOLDS_CHANGES: &str = "UPDATE ledger_event SET changes = greatest(changes, $2) WHERE id = $1";
+const DROP_KEY: &str = "UPDATE ledger_event SET dedupe_live = false WHERE id = $1";
 
 /// Applies the changes that a run in the ledger does not hold yet. The caller holds its row.
 async fn catch_up(db: &mut Db<'_>, event: &Event, changes: &[Patch]) -> Result<Drained, Fault> {

@@ -25,18 +25,18 @@ macro_rules! accept {
         concat!(
             r"
 WITH freed AS (
-  UPDATE event SET dedupe_live = false
+  UPDATE ledger_event SET dedupe_live = false
   WHERE dedupe = ANY($31) AND dedupe_live AND dedupe_until <= statement_timestamp()
   RETURNING 1
 ), kept AS (
-  INSERT INTO event (id, kind, tenant, event_type, dedupe, dedupe_hint, fingerprint, dedupe_lifetime, dedupe_until,
+  INSERT INTO ledger_event (id, kind, tenant, event_type, dedupe, dedupe_hint, fingerprint, dedupe_lifetime, dedupe_until,
     dedupe_live, generation, changes, version, payload, content_type, headers, order_key, origin, origin_name, origin_message, delay, deliver_within,
     targets, tags, metadata, request_id, traceparent, accepted_at)
   SELECT g.id, g.kind, g.tenant, g.event_type, g.dedupe, g.hint, g.fingerprint, g.lifetime,
     coalesce(timestamptz 'epoch' + g.expires_at * interval '1 microsecond',
       statement_timestamp() + g.lifetime * interval '1 microsecond'),
     g.dedupe IS NOT NULL AND g.live,
-    coalesce(g.generation, (SELECT k.generation FROM generation AS k WHERE k.key = g.dedupe), 0), g.changes, g.changes,
+    coalesce(g.generation, (SELECT k.generation FROM ledger_generation AS k WHERE k.dedupe = g.dedupe), 0), g.changes, g.changes,
     g.payload, g.content_type,
     g.headers::json, g.order_key, g.origin, g.origin_name, g.origin_message, g.delay, g.deliver_within,
     g.targets::json, CASE WHEN g.tags = '[]' THEN '{}'::text[] ELSE ARRAY(SELECT json_array_elements_text(g.tags::json)) END,
@@ -48,11 +48,11 @@ WITH freed AS (
       origin, origin_name, origin_message, delay, deliver_within, tags, metadata, request_id, traceparent, targets,
       generation, expires_at, live, changes)
   WHERE (SELECT count(*) FROM freed) >= 0 AND NOT (g.live AND g.generation IS NOT NULL AND EXISTS (
-    SELECT FROM generation AS k WHERE k.key = g.dedupe AND k.generation > g.generation))
+    SELECT FROM ledger_generation AS k WHERE k.dedupe = g.dedupe AND k.generation > g.generation))
   ON CONFLICT DO NOTHING
   RETURNING id, tenant, delay, deliver_within
 ), made AS (
-  INSERT INTO delivery (id, event, target, tenant, lane, state, waits, due_at, deliver_until, created_at)
+  INSERT INTO ledger_delivery (id, event, target, tenant, lane, state, waits, due_at, deliver_until, created_at)
   SELECT d.id, d.event, d.target, k.tenant, d.lane, CASE WHEN k.delay > 0 THEN 'idle' ELSE 'queued' END, ",
             $waits,
             r",
@@ -72,7 +72,7 @@ const ACCEPT: &str = accept!("true");
 /// Only the first of a lane waits to be taken; the end of one lets the next one wait. Under the lanes' locks.
 const ACCEPT_IN_ORDER: &str = accept!(
     r"d.lane IS NULL OR (row_number() OVER (PARTITION BY d.lane ORDER BY d.n) = 1 AND NOT EXISTS (
-      SELECT FROM delivery AS p WHERE p.lane = d.lane AND p.state NOT IN ('done', 'dlq', 'cancelled')))"
+      SELECT FROM ledger_delivery AS p WHERE p.lane = d.lane AND p.state NOT IN ('done', 'dlq', 'cancelled')))"
 );
 
 /// Held until the transaction ends. Sorted, so that two callers cannot wait for each other.
@@ -82,11 +82,11 @@ const LOCK_LANES: &str = "SELECT pg_advisory_xact_lock(l.lane) FROM unnest($1::b
 macro_rules! holder {
     ($key:literal) => {
         concat!(
-            "LEFT JOIN generation AS k ON k.key = ",
+            "LEFT JOIN ledger_generation AS k ON k.dedupe = ",
             $key,
             r" LEFT JOIN LATERAL (
   SELECT e.id, e.kind, e.fingerprint, e.generation, coalesce(e.dedupe_until <= statement_timestamp(), false) AS expired
-  FROM event AS e WHERE e.dedupe = ",
+  FROM ledger_event AS e WHERE e.dedupe = ",
             $key,
             r" AND e.dedupe_live AND e.generation >= coalesce(k.generation, 0)
   ORDER BY e.generation DESC LIMIT 1) AS h ON true"
@@ -100,7 +100,7 @@ const LOOK_UP: &str = concat!(
 SELECT greatest(k.generation, h.generation, 0), h.kind, h.id, h.fingerprint, coalesce(h.expired, false), o.id IS NOT NULL
 FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS g(id, dedupe, n) ",
     holder!("g.dedupe"),
-    " LEFT JOIN event AS o ON o.id = g.id ORDER BY g.n"
+    " LEFT JOIN ledger_event AS o ON o.id = g.id ORDER BY g.n"
 );
 
 const FIND: &str = concat!(

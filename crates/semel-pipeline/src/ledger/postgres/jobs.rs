@@ -67,7 +67,7 @@ impl PostgresLedger {
     }
 }
 
-const HOLD: &str = "SELECT 1 FROM job WHERE id = $1 FOR UPDATE";
+const HOLD: &str = "SELECT 1 FROM ledger_job WHERE id = $1 FOR UPDATE";
 
 /// A job that must be there; nobody else changes it until the transaction ends.
 pub(super) async fn hold(db: &mut Db<'_>, id: JobId) -> Result<JobRecord, Fault> {
@@ -80,12 +80,12 @@ pub(super) async fn hold(db: &mut Db<'_>, id: JobId) -> Result<JobRecord, Fault>
 }
 
 const ADD_JOB: &str = r"
-INSERT INTO job (id, selection, mode, reason, asked_by, rate, concurrency, canary, pause_above, state, created_at, updated_at)
+INSERT INTO ledger_job (id, selection, mode, reason, asked_by, rate, concurrency, canary, pause_above, state, created_at, updated_at)
 VALUES ($1, $2::json, $3, $4, $5, $6, $7, $8, $9, 'running', statement_timestamp(), statement_timestamp())
 ON CONFLICT (id) DO NOTHING RETURNING 1";
 
 const ADD_ITEMS: &str = r"
-INSERT INTO item (job, place, delivery, letter, event, kind, target, state, error)
+INSERT INTO ledger_item (job, position, delivery, letter, event, kind, target, state, error)
 SELECT $1, w.n - 1, w.delivery, w.letter, w.event, w.kind, w.target, w.state, w.error
 FROM unnest($2::bytea[], $3::bytea[], $4::bytea[], $5::text[], $6::text[], $7::text[], $8::text[]) WITH ORDINALITY
   AS w(delivery, letter, event, kind, target, state, error, n)
@@ -131,9 +131,9 @@ async fn create(db: &mut Db<'_>, new: &NewJob, targets: &[String]) -> Result<Job
 }
 
 const SET_STATE: &str =
-    "UPDATE job SET state = $2, note = $3, updated_at = statement_timestamp() WHERE id = $1";
+    "UPDATE ledger_job SET state = $2, note = $3, updated_at = statement_timestamp() WHERE id = $1";
 const SET_PACE: &str =
-    "UPDATE job SET rate = $2, concurrency = $3, canary = $4, pause_above = $5 WHERE id = $1";
+    "UPDATE ledger_job SET rate = $2, concurrency = $3, canary = $4, pause_above = $5 WHERE id = $1";
 
 async fn order(
     db: &mut Db<'_>,

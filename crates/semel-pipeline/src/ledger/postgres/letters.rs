@@ -68,7 +68,7 @@ impl Letters for PostgresLedger {
 }
 
 const PUT: &str = r"
-INSERT INTO letter (id, tenant, stream, message, payload, content_type, headers, cause, error, signature, status, attempts,
+INSERT INTO ledger_dead_letter (id, tenant, stream, message, payload, content_type, headers, cause, error, signature, status, attempts,
   last_attempt_at, created_at, updated_at)
 SELECT l.id, l.tenant, l.stream, l.message, l.payload, l.content_type, l.headers::json, l.cause, l.error, l.signature,
   'pending', l.attempts, CASE WHEN l.attempts > 0 THEN statement_timestamp() END, statement_timestamp(),
@@ -80,7 +80,7 @@ ON CONFLICT DO NOTHING";
 
 const PUT_AS: &str = r"
 SELECT l.id FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS m(stream, message, n)
-  JOIN letter AS l ON l.stream = m.stream AND l.message = m.message AND l.stream IS NOT NULL AND l.delivery IS NULL
+  JOIN ledger_dead_letter AS l ON l.stream = m.stream AND l.message = m.message AND l.stream IS NOT NULL AND l.delivery IS NULL
 ORDER BY m.n";
 
 pub(super) async fn put(db: &mut Db<'_>, letters: &[NewLetter]) -> Result<Vec<LetterId>, Fault> {
@@ -120,15 +120,15 @@ pub(super) async fn put(db: &mut Db<'_>, letters: &[NewLetter]) -> Result<Vec<Le
 
 /// A letter's status and the state of its delivery, both held until the transaction ends.
 const HOLD: &str = r"
-SELECT l.status, (SELECT d.state FROM delivery AS d WHERE d.id = l.delivery) FROM letter AS l WHERE l.id = $1 FOR UPDATE";
+SELECT l.status, (SELECT d.state FROM ledger_delivery AS d WHERE d.id = l.delivery) FROM ledger_dead_letter AS l WHERE l.id = $1 FOR UPDATE";
 
 async fn hold(db: &mut Db<'_>, id: LetterId) -> Result<(Status, Option<DeliveryState>), Fault> {
     Ok(db.first(HOLD, &[id.to_bytes().into()]).await?.ok_or_else(|| not_found("dead letter", id))?)
 }
 
 const DISCARD: &str =
-    "UPDATE letter SET status = 'discarded', updated_at = statement_timestamp() WHERE id = $1";
-const RESTORE: &str = "UPDATE letter SET status = 'pending', failed_replays = 0, updated_at = statement_timestamp() \
+    "UPDATE ledger_dead_letter SET status = 'discarded', updated_at = statement_timestamp() WHERE id = $1";
+const RESTORE: &str = "UPDATE ledger_dead_letter SET status = 'pending', failed_replays = 0, updated_at = statement_timestamp() \
      WHERE id = $1";
 
 async fn discard(db: &mut Db<'_>, id: LetterId, line: &AuditLine) -> Result<(), Fault> {
@@ -150,23 +150,23 @@ async fn restore(db: &mut Db<'_>, id: LetterId, line: &AuditLine) -> Result<(), 
 }
 
 const COPY_OF_EVENT: &str = r"
-SELECT (SELECT l.id FROM letter AS l WHERE l.event = e.id AND l.event IS NOT NULL AND l.copy_of = $2)
-FROM event AS e WHERE e.id = $1";
+SELECT (SELECT l.id FROM ledger_dead_letter AS l WHERE l.event = e.id AND l.event IS NOT NULL AND l.copy_of = $2)
+FROM ledger_event AS e WHERE e.id = $1";
 
 /// The copy's delivery goes where its letter says it is, before anybody has seen it.
 const SET_ASIDE: &str = r"
-UPDATE delivery SET state = 'dlq', waits = false, error = $3, letter = $2, completed_at = statement_timestamp()
+UPDATE ledger_delivery SET state = 'dlq', waits = false, error = $3, letter = $2, completed_at = statement_timestamp()
 WHERE event = $1 RETURNING id";
 
 const COPY: &str = r"
-INSERT INTO letter (id, tenant, event, delivery, target, event_type, stream, message, content_type, headers, cause, error,
+INSERT INTO ledger_dead_letter (id, tenant, event, delivery, target, event_type, stream, message, content_type, headers, cause, error,
   signature, status, attempts, copy_of, created_at, updated_at)
 SELECT $2, e.tenant, e.id, $3, $4, e.event_type, CASE WHEN e.origin = 'stream' THEN e.origin_name END,
   CASE WHEN e.origin = 'stream' THEN e.origin_message END, e.content_type, e.headers, 'manual', $5, $6, 'pending', 0, $7,
   statement_timestamp(), statement_timestamp()
-FROM event AS e WHERE e.id = $1";
+FROM ledger_event AS e WHERE e.id = $1";
 
-const TOUCH: &str = "UPDATE letter SET updated_at = statement_timestamp() WHERE id = $1";
+const TOUCH: &str = "UPDATE ledger_dead_letter SET updated_at = statement_timestamp() WHERE id = $1";
 
 async fn edit(db: &mut Db<'_>, id: LetterId, copy: &NewEvent, line: &AuditLine) -> Result<LetterId, Fault> {
     hold(db, id).await?;

@@ -21,12 +21,11 @@ use crate::outbox::{Published, Relayed};
 const ALONE: &str =
     "SELECT 1 WHERE pg_try_advisory_xact_lock(hashtextextended('semel outbox ' || current_schema(), 0))";
 
-const WAITING: &str =
-    "SELECT seq, id, event::text, payload FROM outbox ORDER BY seq LIMIT $1 FOR UPDATE SKIP LOCKED";
+const WAITING: &str = "SELECT number, id, event::text, payload FROM ledger_outbox ORDER BY number LIMIT $1 FOR UPDATE SKIP LOCKED";
 
-const RELAYED: &str = "DELETE FROM outbox WHERE seq = ANY($1)";
+const RELAYED: &str = "DELETE FROM ledger_outbox WHERE number = ANY($1)";
 
-const SOME_WAIT: &str = "SELECT 1 FROM outbox LIMIT 1";
+const SOME_WAIT: &str = "SELECT 1 FROM ledger_outbox LIMIT 1";
 
 /// Makes the event that the ledger accepts of one that was published.
 pub(crate) type PlaceEvent<'a> = dyn Fn(EventId, Published) -> Result<NewEvent, KeyError> + Send + Sync + 'a;

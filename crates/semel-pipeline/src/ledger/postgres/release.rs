@@ -23,36 +23,36 @@ const LOOKS: usize = 16;
 
 /// How the deliveries of items stand. They and their letters are held, and their events are not swept meanwhile.
 const STANDING: &str = r"
-SELECT d.id, d.state FROM delivery AS d JOIN event AS e ON e.id = d.event
+SELECT d.id, d.state FROM ledger_delivery AS d JOIN ledger_event AS e ON e.id = d.event
 WHERE d.id = ANY($1) ORDER BY d.id FOR UPDATE OF d FOR KEY SHARE OF e";
 
-const LETTERS: &str = "SELECT id, status FROM letter WHERE id = ANY($1) ORDER BY id FOR UPDATE";
+const LETTERS: &str = "SELECT id, status FROM ledger_dead_letter WHERE id = ANY($1) ORDER BY id FOR UPDATE";
 
 const REPLAY: &str = r"
-UPDATE delivery AS d SET state = 'replaying', waits = true, epoch = d.epoch + $4, attempts = 0, crashes = 0,
-  due_at = statement_timestamp(), deliver_until = NULL, completed_at = NULL, token = NULL, job = $1, item = r.place
-FROM unnest($2::bytea[], $3::bigint[]) AS r(id, place) WHERE d.id = r.id";
+UPDATE ledger_delivery AS d SET state = 'replaying', waits = true, epoch = d.epoch + $4, attempts = 0, crashes = 0,
+  due_at = statement_timestamp(), deliver_until = NULL, completed_at = NULL, token = NULL, job = $1, item = r.position
+FROM unnest($2::bytea[], $3::bigint[]) AS r(id, position) WHERE d.id = r.id";
 
 /// Another delivery of the same event to the same target, one epoch up.
 const EXECUTE_AGAIN: &str = r"
-INSERT INTO delivery (id, event, target, tenant, lane, state, waits, epoch, due_at, job, item, created_at)
-SELECT r.fresh, d.event, d.target, d.tenant, d.lane, 'queued', true, d.epoch + 1, statement_timestamp(), $1, r.place,
+INSERT INTO ledger_delivery (id, event, target, tenant, lane, state, waits, epoch, due_at, job, item, created_at)
+SELECT r.fresh, d.event, d.target, d.tenant, d.lane, 'queued', true, d.epoch + 1, statement_timestamp(), $1, r.position,
   statement_timestamp()
-FROM unnest($2::bytea[], $3::bigint[], $4::bytea[]) WITH ORDINALITY AS r(id, place, fresh, n)
-  JOIN delivery AS d ON d.id = r.id ORDER BY r.n";
+FROM unnest($2::bytea[], $3::bigint[], $4::bytea[]) WITH ORDINALITY AS r(id, position, fresh, n)
+  JOIN ledger_delivery AS d ON d.id = r.id ORDER BY r.n";
 
 const OF_JOB: &str = r"
-UPDATE delivery AS d SET job = $1, item = r.place FROM unnest($2::bytea[], $3::bigint[]) AS r(event, place)
+UPDATE ledger_delivery AS d SET job = $1, item = r.position FROM unnest($2::bytea[], $3::bigint[]) AS r(event, position)
 WHERE d.event = r.event";
 
 const LETTERS_ARE: &str = r"
-UPDATE letter AS l SET status = r.status, updated_at = statement_timestamp()
+UPDATE ledger_dead_letter AS l SET status = r.status, updated_at = statement_timestamp()
 FROM unnest($1::bytea[], $2::text[]) AS r(id, status) WHERE l.id = r.id AND l.status <> 'replayed'";
 
 const ITEMS_ARE: &str = r"
-UPDATE item AS i SET state = r.state, new_event = r.new_event, error = r.error
-FROM unnest($2::bigint[], $3::text[], $4::bytea[], $5::text[]) AS r(place, state, new_event, error)
-WHERE i.job = $1 AND i.place = r.place";
+UPDATE ledger_item AS i SET state = r.state, new_event = r.new_event, error = r.error
+FROM unnest($2::bigint[], $3::text[], $4::bytea[], $5::text[]) AS r(position, state, new_event, error)
+WHERE i.job = $1 AND i.position = r.position";
 
 /// What becomes of an item.
 struct Fate {

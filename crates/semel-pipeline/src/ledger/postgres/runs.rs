@@ -80,12 +80,11 @@ pub(super) fn shape_of(change: &Change) -> Shape {
     if change.increment.is_empty() { Shape::Transaction } else { Shape::TransactionOnce }
 }
 
-const HOLD: &str = "SELECT 1 FROM event WHERE id = $1 AND kind = $2 FOR UPDATE";
-const HOLD_DELIVERIES: &str = "SELECT id, state FROM delivery WHERE event = $1 ORDER BY seq FOR UPDATE";
-const PUT_OFF: &str =
-    "UPDATE delivery SET due_at = statement_timestamp() + $2 * interval '1 microsecond' WHERE event = $1";
-const CHANGE: &str =
-    "UPDATE event SET tags = $2, metadata = $3::json, changes = $4, version = version + 1 WHERE id = $1";
+const HOLD: &str = "SELECT 1 FROM ledger_event WHERE id = $1 AND kind = $2 FOR UPDATE";
+const HOLD_DELIVERIES: &str =
+    "SELECT id, state FROM ledger_delivery WHERE event = $1 ORDER BY number FOR UPDATE";
+const PUT_OFF: &str = "UPDATE ledger_delivery SET due_at = statement_timestamp() + $2 * interval '1 microsecond' WHERE event = $1";
+const CHANGE: &str = "UPDATE ledger_event SET tags = $2, metadata = $3::json, changes = $4, version = version + 1 WHERE id = $1";
 
 /// An event whose row nobody else changes from now on.
 pub(super) async fn hold(db: &mut Db<'_>, id: EventId) -> Result<Option<Event>, Fault> {
@@ -125,10 +124,10 @@ pub(super) async fn change(
 
 const CANCEL: &str = r"
 WITH cancelled AS (
-  UPDATE delivery SET state = 'cancelled', waits = false, completed_at = statement_timestamp() WHERE id = ANY($1)
+  UPDATE ledger_delivery SET state = 'cancelled', waits = false, completed_at = statement_timestamp() WHERE id = ANY($1)
   RETURNING letter
 )
-UPDATE letter AS l SET status = 'discarded', updated_at = statement_timestamp() FROM cancelled AS c WHERE l.id = c.letter";
+UPDATE ledger_dead_letter AS l SET status = 'discarded', updated_at = statement_timestamp() FROM cancelled AS c WHERE l.id = c.letter";
 
 pub(super) async fn cancel(db: &mut Db<'_>, id: EventId, line: &AuditLine) -> Result<u32, Fault> {
     if reading::event(db, id).await?.is_none() {
@@ -159,13 +158,13 @@ pub(super) async fn cancel(db: &mut Db<'_>, id: EventId, line: &AuditLine) -> Re
     Ok(u32::try_from(cancelled.len()).unwrap_or(u32::MAX))
 }
 
-const DELIVERY_IDS: &str = "SELECT id FROM delivery WHERE event = $1";
+const DELIVERY_IDS: &str = "SELECT id FROM ledger_delivery WHERE event = $1";
 
 /// Ends the generation of a key, and the one that `$2` names only where it still lasts. Answers the one that lasts now.
 const END_GENERATION: &str = r"
-INSERT INTO generation AS k (key, generation, changed_at)
+INSERT INTO ledger_generation AS k (dedupe, generation, changed_at)
 VALUES ($1, greatest($2 + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), statement_timestamp())
-ON CONFLICT (key) DO UPDATE SET generation = CASE WHEN k.generation > $2 THEN k.generation ELSE excluded.generation END,
+ON CONFLICT (dedupe) DO UPDATE SET generation = CASE WHEN k.generation > $2 THEN k.generation ELSE excluded.generation END,
   changed_at = CASE WHEN k.generation > $2 THEN k.changed_at ELSE excluded.changed_at END
 RETURNING generation";
 
