@@ -67,7 +67,10 @@ pub enum Error {
 }
 
 /// Everything a ledger keeps.
-pub trait Ledger: Intake + Working + Reading + Letters + Replays + Runs + fmt::Debug + fmt::Display {}
+pub trait Ledger:
+    Intake + Working + Reading + Letters + Replays + Runs + AuditLog + Retention + fmt::Debug + fmt::Display
+{
+}
 
 /// Taking events in.
 pub trait Intake: Send + Sync + 'static {
@@ -238,16 +241,22 @@ pub trait Reading: Send + Sync + 'static {
     /// event it delivered.
     fn find_events(&self, request_id: Option<String>, dedupe: Option<KeyId>) -> Answer<'_, Vec<EventId>>;
 
-    /// Writes a line into the audit log.
-    fn audit(&self, line: AuditLine) -> Answer<'_, ()>;
-
-    /// The audit log, the newest line first; of one subject, where one is named.
-    fn audit_log(&self, subject: Option<String>, page: Page) -> Answer<'_, Paged<Audited>>;
-
     /// Numbers for the metrics: how many deliveries in each state, the age of the oldest that is due, how many letters in each status.
     fn totals(&self) -> Answer<'_, Totals>;
+}
 
-    /// Takes away what ended longer ago than `keep`, no more than `limit` rows of each kind. Dead letters that are pending,
+/// The audit log: who did what, and why.
+pub trait AuditLog: Send + Sync + 'static {
+    /// Writes a line.
+    fn audit(&self, line: AuditLine) -> Answer<'_, ()>;
+
+    /// The lines, the newest first; of one subject, where one is named.
+    fn audit_log(&self, subject: Option<String>, page: Page) -> Answer<'_, Paged<Audited>>;
+}
+
+/// How long ended work stays in the ledger.
+pub trait Retention: Send + Sync + 'static {
+    /// Removes what ended longer ago than `keep`, no more than `limit` rows of each kind. Dead letters that are pending,
     /// parked or replaying stay, with their events.
     fn sweep(&self, keep: Duration, limit: u32) -> Answer<'_, u64>;
 }

@@ -29,6 +29,7 @@ pub mod gate;
 pub mod id;
 pub mod ledger;
 pub mod letter;
+mod names;
 pub mod outbox;
 pub mod publish;
 pub mod replay;

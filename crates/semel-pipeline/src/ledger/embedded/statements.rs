@@ -64,18 +64,6 @@ macro_rules! jobs {
     };
 }
 
-/// Items with their positions.
-macro_rules! items {
-    ($index:literal, $which:literal) => {
-        concat!(
-            "SELECT position, delivery, letter, kind, event, target, state, new_event, error FROM ledger_item ",
-            $index,
-            " WHERE ",
-            $which
-        )
-    };
-}
-
 /// Deliveries that may be replayed.
 macro_rules! candidates {
     ($from:literal, $which:literal) => {
@@ -133,10 +121,6 @@ pub(super) const STATEMENTS: Statements = Statements {
             UNION SELECT number, kind, id FROM ledger_event WHERE dedupe = $3)
         ORDER BY number LIMIT 1000",
     audit: "INSERT INTO ledger_audit (at, who, action, subject, reason) VALUES (:now, $1, $2, $3, $4)",
-    audit_log: "SELECT number, at, who, action, subject, reason FROM ledger_audit
-        WHERE number < $1 ORDER BY number DESC LIMIT $2",
-    audit_log_of: "SELECT number, at, who, action, subject, reason FROM ledger_audit
-        WHERE subject = $3 AND number < $1 ORDER BY number DESC LIMIT $2",
     delivery_totals: "SELECT name, state, count FROM ledger_total WHERE what = 'delivery' AND count > 0
         ORDER BY name, state",
     letter_totals: "SELECT state, count FROM ledger_total WHERE what = 'letter' AND count > 0 ORDER BY state",
@@ -148,17 +132,6 @@ pub(super) const STATEMENTS: Statements = Statements {
             FROM ledger_turn AS l WHERE turn IS NOT NULL OR due_at <= :now)",
     letter: letters!("l.id = $1"),
     letters,
-    copies: "SELECT id FROM ledger_dead_letter WHERE copy_of = $1 ORDER BY number",
-    groups: "SELECT g.signature, g.target, g.cause, g.status, g.count, g.first_at, g.last_at, s.id, s.error, g.newest
-        FROM (
-            SELECT signature, target, cause, status, count(*) AS count, min(created_at) AS first_at,
-                max(created_at) AS last_at, max(number) AS newest
-            FROM ledger_dead_letter
-            WHERE ($1 IS NULL OR status = $1) AND ($2 IS NULL OR tenant = $2) AND ($3 IS NULL OR target = $3)
-                AND ($4 IS NULL OR signature = $4)
-            GROUP BY signature, target, cause, status
-        ) AS g JOIN ledger_dead_letter AS s ON s.number = g.newest
-        ORDER BY g.signature, g.target, g.cause, g.status",
     unmirrored: letters!(
         "l.number IN (
             SELECT number FROM ledger_dead_letter INDEXED BY ledger_letters_unmirrored
@@ -168,8 +141,6 @@ pub(super) const STATEMENTS: Statements = Statements {
     mirrored: "UPDATE ledger_dead_letter SET mirrored = 1 WHERE id IN (SELECT unhex(value) FROM json_each($1))",
     job: jobs!("id = $1"),
     jobs: jobs!("number < $1 ORDER BY number DESC LIMIT $2"),
-    running: "SELECT id FROM ledger_job WHERE state = 'running' ORDER BY number",
-    items: items!("", "job = $1 AND position > $2 ORDER BY position LIMIT $3"),
     failed: concat!(
         "WITH failed AS (SELECT * FROM (",
         failed!("dlq"),
@@ -187,17 +158,41 @@ pub(super) const STATEMENTS: Statements = Statements {
         JOIN ledger_delivery AS d ON d.number = l.delivery",
         "ORDER BY w.key"
     ),
-    letter_exists: "SELECT 1 FROM ledger_dead_letter WHERE id = $1",
-    event_exists: "SELECT 1 FROM ledger_event WHERE id = $1 AND kind = $2",
     candidates_of_event: candidates!(
         "ledger_delivery AS d LEFT JOIN ledger_dead_letter AS l ON l.number = d.letter",
         "WHERE d.event = (SELECT number FROM ledger_event WHERE id = $1) ORDER BY d.number"
     ),
-    resolve: "SELECT winner FROM ledger_alias WHERE ghost = $1",
     find_keyless: "SELECT kind, id FROM ledger_event AS e
         WHERE dedupe = $1 AND generation = $2 AND fingerprint = $3 AND NOT EXISTS (
             SELECT 1 FROM ledger_key AS k WHERE k.dedupe = e.dedupe AND k.event = e.id)
         ORDER BY number LIMIT 1",
+    hold_event: "SELECT 1 FROM ledger_event WHERE id = $1 AND kind = $2",
+    lock_lanes: None,
+    hold_deliveries: "SELECT id, state FROM ledger_delivery
+        WHERE event = (SELECT number FROM ledger_event WHERE id = $1) ORDER BY number",
+    lock_key: None,
+    holds_changes: "UPDATE ledger_event SET changes = max(changes, $2) WHERE id = $1",
+    drop_key: "DELETE FROM ledger_key WHERE event = $1",
+    hold_letter: "SELECT l.status, d.state FROM ledger_dead_letter AS l
+            LEFT JOIN ledger_delivery AS d ON d.number = l.delivery
+        WHERE l.id = $1",
+    letter_of_copy: "SELECT (SELECT l.id FROM ledger_dead_letter AS l WHERE l.event = e.number AND l.copy_of = $2)
+        FROM ledger_event AS e WHERE e.id = $1",
+    touch_letter: "UPDATE ledger_dead_letter SET updated_at = :now WHERE id = $1",
+    hold_job: "SELECT 1 FROM ledger_job WHERE id = $1",
+    add_job: "INSERT INTO ledger_job (id, selection, mode, reason, asked_by, rate, concurrency, canary, pause_above, state,
+            note, total, pending, released, replayed, skipped_completed, skipped_inflight, failed_again, cancelled,
+            created_at, updated_at)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'running', '', 0, 0, 0, 0, 0, 0, 0, 0, :now, :now)",
+    set_job_state: "UPDATE ledger_job SET state = $2, note = $3, updated_at = :now WHERE id = $1",
+    end_jobs: "UPDATE ledger_job SET state = 'done', note = 'every item has ended', updated_at = :now
+        WHERE id IN (SELECT unhex(value) FROM json_each($1)) AND state IN ('running', 'paused') AND pending = 0
+            AND released = 0",
+    next_items: "SELECT position, delivery, letter, kind, event, target, state, new_event, error
+        FROM ledger_item INDEXED BY ledger_items_pending
+        WHERE job = $1 AND state = 'pending' ORDER BY position LIMIT $2",
+    hold_items: "SELECT id, state FROM ledger_delivery WHERE id IN (SELECT unhex(value) FROM json_each($1))",
+    hold_letters: "SELECT id, status FROM ledger_dead_letter WHERE id IN (SELECT unhex(value) FROM json_each($1))",
 };
 
 fn events(filter: &EventFilter) -> &'static str {
@@ -275,7 +270,3 @@ fn letters(filter: &LetterFilter) -> &'static str {
         LetterFilter { .. } => letters!("l.number < $1 ORDER BY l.number DESC LIMIT $2"),
     }
 }
-
-/// The next item of a job that is to be released.
-pub(super) const NEXT_ITEM: &str =
-    items!("INDEXED BY ledger_items_pending", "job = $1 AND state = 'pending' ORDER BY position LIMIT 1");

@@ -11,6 +11,7 @@ use super::take;
 use super::values::{micros, plain};
 use crate::delivery::{AttemptClass, DeliveryState, Ending, Holding, Said, Settle};
 use crate::ledger::Error;
+use crate::ledger::sql::jobs;
 use crate::letter::{Cause, PARKED_AFTER, Signature};
 use crate::replay::ItemState;
 
@@ -43,7 +44,7 @@ SELECT s.n FROM unnest($1::bytea[], $2::bytea[], $3::text[]) WITH ORDINALITY AS 
   JOIN ledger_delivery AS d ON d.id = s.id AND d.token = s.token AND d.state = s.state";
 
 /// Before anything in them changes. Sorted, so that two settles cannot wait for each other.
-pub(super) const LOCK_LANES_OF: &str = r"
+const LOCK_LANES_OF: &str = r"
 SELECT pg_advisory_xact_lock(l.lane) FROM (
   SELECT DISTINCT lane FROM ledger_delivery WHERE id = ANY($1) AND lane IS NOT NULL ORDER BY lane OFFSET 0) AS l";
 
@@ -69,13 +70,6 @@ WITH ended AS (
   FROM ended AS e WHERE e.as_new AND l.id = e.letter AND l.status = 'replaying'
 )
 SELECT DISTINCT job FROM ended";
-
-/// A job whose last item has ended is done. Where two processes end the last two items at once, the next release sees it.
-pub(super) const END_JOBS: &str = r"
-UPDATE ledger_job AS j SET state = 'done', note = 'every item has ended', updated_at = statement_timestamp()
-WHERE j.id = ANY($1) AND j.state IN ('running', 'paused')
-  AND NOT EXISTS (SELECT FROM ledger_item AS i WHERE i.job = j.id AND i.state = 'pending')
-  AND NOT EXISTS (SELECT FROM ledger_item AS i WHERE i.job = j.id AND i.state = 'released')";
 
 const LETTERS_REPLAYED: &str = r"
 UPDATE ledger_dead_letter AS l SET status = 'replayed', updated_at = statement_timestamp()
@@ -188,10 +182,7 @@ async fn follow_up(db: &mut Db<'_>, written: &[&Word<'_>]) -> Result<(), Fault> 
         .bind(replayed.iter().map(|word| word.item_end().0).collect::<Vec<_>>())
         .bind(replayed.iter().map(|word| word.item_end().1).collect::<Vec<_>>());
     let jobs: Vec<[u8; 16]> = db.fetch(query).await?;
-    if !jobs.is_empty() {
-        db.execute(db.query(END_JOBS).bind(jobs)).await?;
-    }
-    Ok(())
+    if jobs.is_empty() { Ok(()) } else { jobs::end(db, jobs).await }
 }
 
 /// What a worker says, ready for its columns.

@@ -85,17 +85,6 @@ macro_rules! jobs {
     };
 }
 
-/// Items with their positions.
-macro_rules! items {
-    ($which:literal) => {
-        concat!(
-            "SELECT i.position, i.delivery, i.letter, i.kind, i.event, i.target, i.state, i.new_event, i.error \
-             FROM ledger_item AS i WHERE ",
-            $which
-        )
-    };
-}
-
 /// Deliveries that may be replayed.
 macro_rules! candidates {
     ($which:literal) => {
@@ -125,9 +114,6 @@ pub(super) const STATEMENTS: Statements = Statements {
           SELECT e.id, e.kind, e.number FROM ledger_event AS e WHERE e.dedupe = $3 AND NOT e.dedupe_live AND e.dedupe IS NOT NULL
         ) AS f ORDER BY f.number LIMIT 1000",
     audit: "INSERT INTO ledger_audit (at, who, action, subject, reason) VALUES (statement_timestamp(), $1, $2, $3, $4)",
-    audit_log: "SELECT number, at, who, action, subject, reason FROM ledger_audit WHERE number < $1 ORDER BY number DESC LIMIT $2",
-    audit_log_of: "SELECT number, at, who, action, subject, reason FROM ledger_audit WHERE number < $1 AND subject = $3 \
-        ORDER BY number DESC LIMIT $2",
     // By the partial indexes, each of which holds what has not ended well.
     delivery_totals: "SELECT target, state, count(*) FROM (
           SELECT target, state FROM ledger_delivery WHERE waits
@@ -148,22 +134,10 @@ pub(super) const STATEMENTS: Statements = Statements {
         WHERE due_at <= statement_timestamp()",
     letter: letters!("l.id = $1"),
     letters,
-    copies: "SELECT id FROM ledger_dead_letter WHERE copy_of = $1 AND copy_of IS NOT NULL ORDER BY number",
-    groups: "SELECT g.signature, g.target, g.cause, g.status, g.number, g.first_at, g.last_at, s.id, s.error, g.newest
-        FROM (
-          SELECT signature, target, cause, status, count(*) AS number, min(created_at) AS first_at,
-            max(created_at) AS last_at, max(number) AS newest
-          FROM ledger_dead_letter WHERE ($1::text IS NULL OR status = $1) AND ($2::text IS NULL OR tenant = $2)
-            AND ($3::text IS NULL OR target = $3) AND ($4::text IS NULL OR signature = $4)
-          GROUP BY signature, target, cause, status
-        ) AS g JOIN ledger_dead_letter AS s ON s.number = g.newest
-        ORDER BY g.signature, g.target, g.cause, g.status",
     unmirrored: letters!("l.stream = $1 AND l.stream IS NOT NULL AND NOT l.mirrored ORDER BY l.number LIMIT $2"),
     mirrored: "UPDATE ledger_dead_letter SET mirrored = true WHERE id = ANY($1)",
     job: jobs!("j.id = $1"),
     jobs: jobs!("j.number < $1 ORDER BY j.number DESC LIMIT $2"),
-    running: "SELECT id FROM ledger_job WHERE state = 'running' ORDER BY number",
-    items: items!("i.job = $1 AND i.position > $2 ORDER BY i.position LIMIT $3"),
     // What ended in `dlq` or `blocked` and has a letter that waits, or none; the oldest first.
     failed: candidates!(
         "LEFT JOIN ledger_dead_letter AS l ON l.id = d.letter \
@@ -176,15 +150,45 @@ pub(super) const STATEMENTS: Statements = Statements {
         "JOIN ledger_dead_letter AS l ON l.delivery = d.id \
          JOIN unnest($1::bytea[]) WITH ORDINALITY AS w(id, n) ON w.id = l.id ORDER BY w.n"
     ),
-    letter_exists: "SELECT 1 FROM ledger_dead_letter WHERE id = $1",
-    event_exists: "SELECT 1 FROM ledger_event WHERE id = $1 AND kind = $2",
     candidates_of_event: candidates!(
         "LEFT JOIN ledger_dead_letter AS l ON l.id = d.letter WHERE d.event = $1 ORDER BY d.number"
     ),
-    resolve: "SELECT winner FROM ledger_alias WHERE ghost = $1",
     find_keyless: "SELECT kind, id FROM ledger_event \
         WHERE dedupe = $1 AND NOT dedupe_live AND dedupe IS NOT NULL AND generation = $2 AND fingerprint = $3 \
         ORDER BY number LIMIT 1",
+    hold_event: "SELECT 1 FROM ledger_event WHERE id = $1 AND kind = $2 FOR UPDATE",
+    lock_lanes: Some(
+        "SELECT pg_advisory_xact_lock(l.lane) FROM (
+          SELECT DISTINCT lane FROM ledger_delivery WHERE event = $1 AND lane IS NOT NULL ORDER BY lane OFFSET 0) AS l",
+    ),
+    hold_deliveries: "SELECT id, state FROM ledger_delivery WHERE event = $1 ORDER BY number FOR UPDATE",
+    lock_key: Some("SELECT pg_advisory_xact_lock(hashtextextended(encode($1, 'hex'), 0))"),
+    holds_changes: "UPDATE ledger_event SET changes = greatest(changes, $2) WHERE id = $1",
+    drop_key: "UPDATE ledger_event SET dedupe_live = false WHERE id = $1",
+    hold_letter: "SELECT l.status, (SELECT d.state FROM ledger_delivery AS d WHERE d.id = l.delivery) \
+        FROM ledger_dead_letter AS l WHERE l.id = $1 FOR UPDATE",
+    letter_of_copy: "SELECT (SELECT l.id FROM ledger_dead_letter AS l \
+          WHERE l.event = e.id AND l.event IS NOT NULL AND l.copy_of = $2) \
+        FROM ledger_event AS e WHERE e.id = $1",
+    touch_letter: "UPDATE ledger_dead_letter SET updated_at = statement_timestamp() WHERE id = $1",
+    hold_job: "SELECT 1 FROM ledger_job WHERE id = $1 FOR UPDATE",
+    add_job: "INSERT INTO ledger_job (id, selection, mode, reason, asked_by, rate, concurrency, canary, pause_above, state, \
+          created_at, updated_at) \
+        VALUES ($1, $2::json, $3, $4, $5, $6, $7, $8, $9, 'running', statement_timestamp(), statement_timestamp()) \
+        ON CONFLICT (id) DO NOTHING",
+    set_job_state: "UPDATE ledger_job SET state = $2, note = $3, updated_at = statement_timestamp() WHERE id = $1",
+    // Where two processes end the last two items at once, the next release sees it.
+    end_jobs: "UPDATE ledger_job AS j SET state = 'done', note = 'every item has ended', \
+          updated_at = statement_timestamp() \
+        WHERE j.id = ANY($1) AND j.state IN ('running', 'paused') \
+          AND NOT EXISTS (SELECT FROM ledger_item AS i WHERE i.job = j.id AND i.state = 'pending') \
+          AND NOT EXISTS (SELECT FROM ledger_item AS i WHERE i.job = j.id AND i.state = 'released')",
+    next_items: "SELECT i.position, i.delivery, i.letter, i.kind, i.event, i.target, i.state, i.new_event, i.error \
+        FROM ledger_item AS i WHERE i.job = $1 AND i.state = 'pending' ORDER BY i.position LIMIT $2",
+    // Their events are not swept meanwhile.
+    hold_items: "SELECT d.id, d.state FROM ledger_delivery AS d JOIN ledger_event AS e ON e.id = d.event \
+        WHERE d.id = ANY($1) ORDER BY d.id FOR UPDATE OF d FOR KEY SHARE OF e",
+    hold_letters: "SELECT id, status FROM ledger_dead_letter WHERE id = ANY($1) ORDER BY id FOR UPDATE",
 };
 
 fn events(filter: &EventFilter) -> &'static str {
@@ -219,6 +223,3 @@ fn letters(filter: &LetterFilter) -> &'static str {
         (None, None) => some_letters!(""),
     }
 }
-
-/// The next items of a job that are to be released. `$1` job, `$2` how many.
-pub(super) const NEXT_ITEMS: &str = items!("i.job = $1 AND i.state = 'pending' ORDER BY i.position LIMIT $2");

@@ -18,9 +18,8 @@ use super::database::Db;
 use super::fault::Fault;
 use super::link::{Shape, Shared};
 use super::values::{check_text, integer, micros};
-use crate::delivery::{Holding, Said, Work, request_id};
-use crate::event::Trace;
-use crate::id::{DeliveryId, JobId};
+use crate::delivery::{Holding, Said, Work};
+use crate::id::DeliveryId;
 use crate::ledger::sql::{Columns, FromRow};
 use crate::ledger::{Error, Take};
 
@@ -30,6 +29,14 @@ macro_rules! first_of_its_lane {
         "(d.lane IS NULL OR (NOT EXISTS (SELECT FROM ledger_delivery AS p WHERE p.lane = d.lane AND p.number < d.number \
            AND p.state NOT IN ('done', 'dlq', 'cancelled')) \
          AND NOT EXISTS (SELECT FROM ledger_delivery AS p WHERE p.lane = d.lane AND p.state = 'running')))"
+    };
+}
+
+/// The columns of the work that was taken: the delivery `w` and its event `e`.
+macro_rules! work {
+    () => {
+        "w.id, e.kind, w.event, w.target, w.tenant, e.event_type, e.payload, e.content_type, e.headers::text, w.attempts, \
+         w.crashes, w.epoch, w.last_attempt, w.token, w.job, e.request_id, e.traceparent, e.accepted_at"
     };
 }
 
@@ -128,21 +135,21 @@ WITH RECURSIVE asked AS MATERIALIZED (
   FROM (SELECT target FROM ledger_turn WHERE target = ANY($1) FOR UPDATE SKIP LOCKED) AS o, last AS l
   WHERE t.target = o.target AND l.target = o.target AND t.tenant <> l.tenant
 )
-SELECT (SELECT count(*) FROM lapsed), w.id, e.kind, w.event, w.target, w.tenant, e.event_type, e.payload, e.content_type,
-  e.headers::text, w.attempts, w.crashes, w.epoch, w.last_attempt, w.token, w.job, e.request_id, e.traceparent, e.accepted_at,
-  w.expired
+SELECT (SELECT count(*) FROM lapsed), ",
+    work!(),
+    r", w.expired
 FROM (SELECT 1) AS one LEFT JOIN (taken AS w JOIN ledger_event AS e ON e.id = w.event) ON true
 ORDER BY w.n"
 );
 
-/// $1 the delivery, $2 the beginning of its token, $3 lease, $4 worker.
+/// $1 the delivery, $2 lease, $3 worker, $4 the beginning of its token.
 const RETAKE: &str = concat!(
     r"
 WITH taken AS (
   UPDATE ledger_delivery AS d SET state = 'running', waits = false, attempts = d.attempts + 1, last_attempt = d.last_attempt + 1,
-    token = $2::bytea || int4send(4 + (d.lane IS NOT NULL)::integer
+    token = $4::bytea || int4send(4 + (d.lane IS NOT NULL)::integer
       + 2 * (d.job IS NOT NULL OR d.letter IS NOT NULL)::integer),
-    lease_until = statement_timestamp() + $3 * interval '1 microsecond',
+    lease_until = statement_timestamp() + $2 * interval '1 microsecond',
     started_at = coalesce(d.started_at, statement_timestamp())
   WHERE d.id = $1 AND d.state = 'retry_wait' AND d.waits AND ",
     first_of_its_lane!(),
@@ -151,20 +158,22 @@ WITH taken AS (
     coalesce(d.deliver_until <= statement_timestamp(), false) AS expired
 ), begun AS (
   INSERT INTO ledger_attempt (delivery, number, worker, epoch, started_at, job)
-  SELECT id, last_attempt, $4, epoch, statement_timestamp(), job FROM taken
+  SELECT id, last_attempt, $3, epoch, statement_timestamp(), job FROM taken
 )
-SELECT 0::bigint, w.id, e.kind, w.event, w.target, w.tenant, e.event_type, e.payload, e.content_type, e.headers::text,
-  w.attempts, w.crashes, w.epoch, w.last_attempt, w.token, w.job, e.request_id, e.traceparent, e.accepted_at, w.expired
+SELECT 0::bigint, ",
+    work!(),
+    r", w.expired
 FROM taken AS w JOIN ledger_event AS e ON e.id = w.event"
 );
 
 /// What an earlier try of the same call took: its answer was lost.
-const TAKEN: &str = r"
-SELECT 0::bigint, w.id, e.kind, w.event, w.target, w.tenant, e.event_type, e.payload, e.content_type, e.headers::text,
-  w.attempts, w.crashes, w.epoch, w.last_attempt, w.token, w.job, e.request_id, e.traceparent, e.accepted_at,
-  coalesce(w.deliver_until <= statement_timestamp(), false)
+const TAKEN: &str = concat!(
+    "SELECT 0::bigint, ",
+    work!(),
+    r", coalesce(w.deliver_until <= statement_timestamp(), false)
 FROM ledger_delivery AS w JOIN ledger_event AS e ON e.id = w.event
-WHERE w.state = 'running' AND substring(w.token FROM 1 FOR 12) = $1 ORDER BY w.token";
+WHERE w.state = 'running' AND substring(w.token FROM 1 FOR 12) = $1 ORDER BY w.token"
+);
 
 const RENEW: &str = r"
 UPDATE ledger_delivery AS d SET lease_until = statement_timestamp() + $3 * interval '1 microsecond'
@@ -193,22 +202,25 @@ pub(super) const REPLAYED: u128 = 2;
 /// One question for work.
 struct Ask<'a> {
     worker: &'a str,
-    targets: Vec<(&'a str, u32)>,
-    limit: u32,
+    what: Asked<'a>,
     lease: Duration,
     token: [u8; 12],
     /// Set once it was asked: the next try looks whether that was executed.
     asked: AtomicBool,
 }
 
-/// One question for one delivery.
-struct AskAgain<'a> {
-    delivery: DeliveryId,
-    worker: &'a str,
-    lease: Duration,
-    token: [u8; 12],
-    /// Set once it was asked: the next try looks whether that was executed.
-    asked: AtomicBool,
+/// The work that is asked for.
+enum Asked<'a> {
+    /// Deliveries that are due: of these targets with a maximum each, and a maximum in all.
+    Due(Vec<(&'a str, u32)>, u32),
+    /// This delivery.
+    This(DeliveryId),
+}
+
+impl<'a> Ask<'a> {
+    fn new(worker: &'a str, what: Asked<'a>, lease: Duration) -> Self {
+        Self { worker, what, lease, token: rand::random(), asked: AtomicBool::new(false) }
+    }
 }
 
 pub(super) async fn retake(
@@ -218,30 +230,10 @@ pub(super) async fn retake(
     lease: Duration,
 ) -> Result<Option<Work>, Error> {
     check_text("the name of a worker", worker)?;
-    let ask = AskAgain { delivery, worker, lease, token: rand::random(), asked: AtomicBool::new(false) };
+    let ask = Ask::new(worker, Asked::This(delivery), lease);
     let (_, mut works) =
-        shared.call(Shape::Statement, &ask, |db, asked| Box::pin(retake_once(db, asked))).await?;
+        shared.call(Shape::Statement, &ask, |db, asked| Box::pin(take_once(db, asked))).await?;
     Ok(works.pop())
-}
-
-async fn retake_once(db: &mut Db<'_>, ask: &AskAgain<'_>) -> Result<(i64, Vec<Work>), Fault> {
-    if ask.asked.swap(true, Ordering::Relaxed) {
-        let taken = taken_before(db, &ask.token).await?;
-        if !taken.1.is_empty() {
-            return Ok(taken);
-        }
-    }
-    let query = db
-        .query(RETAKE)
-        .bind(ask.delivery.to_bytes())
-        .bind(ask.token.as_slice())
-        .bind(micros(ask.lease))
-        .bind(ask.worker);
-    Ok(gather(db.fetch(query).await?))
-}
-
-async fn taken_before(db: &mut Db<'_>, token: &[u8; 12]) -> Result<(i64, Vec<Work>), Fault> {
-    Ok(gather(db.fetch(db.query(TAKEN).bind(token.as_slice())).await?))
 }
 
 pub(super) async fn take(shared: &Shared, take: &Take) -> Result<Vec<Work>, Error> {
@@ -262,14 +254,7 @@ pub(super) async fn take(shared: &Shared, take: &Take) -> Result<Vec<Work>, Erro
         if left == 0 || targets.is_empty() {
             return Ok(all);
         }
-        let ask = Ask {
-            worker: &take.worker,
-            targets,
-            limit: left,
-            lease: take.lease,
-            token: rand::random(),
-            asked: AtomicBool::new(false),
-        };
+        let ask = Ask::new(&take.worker, Asked::Due(targets, left), take.lease);
         let (lapsed, works) =
             shared.call(Shape::Statement, &ask, |db, asked| Box::pin(take_once(db, asked))).await?;
         for work in &works {
@@ -293,19 +278,20 @@ pub(super) async fn take(shared: &Shared, take: &Take) -> Result<Vec<Work>, Erro
 
 async fn take_once(db: &mut Db<'_>, ask: &Ask<'_>) -> Result<(i64, Vec<Work>), Fault> {
     if ask.asked.swap(true, Ordering::Relaxed) {
-        let taken = taken_before(db, &ask.token).await?;
+        let taken = gather(db.fetch(db.query(TAKEN).bind(ask.token.as_slice())).await?);
         if !taken.1.is_empty() {
             return Ok(taken);
         }
     }
-    let query = db
-        .query(TAKE)
-        .bind(ask.targets.iter().map(|(target, _)| *target).collect::<Vec<_>>())
-        .bind(ask.targets.iter().map(|(_, most)| integer(*most)).collect::<Vec<_>>())
-        .bind(integer(ask.limit))
-        .bind(micros(ask.lease))
-        .bind(ask.worker)
-        .bind(ask.token.as_slice());
+    let query = match &ask.what {
+        Asked::Due(targets, limit) => db
+            .query(TAKE)
+            .bind(targets.iter().map(|(target, _)| *target).collect::<Vec<_>>())
+            .bind(targets.iter().map(|(_, most)| integer(*most)).collect::<Vec<_>>())
+            .bind(integer(*limit)),
+        Asked::This(delivery) => db.query(RETAKE).bind(delivery.to_bytes()),
+    };
+    let query = query.bind(micros(ask.lease)).bind(ask.worker).bind(ask.token.as_slice());
     Ok(gather(db.fetch(query).await?))
 }
 
@@ -313,35 +299,6 @@ async fn take_once(db: &mut Db<'_>, ask: &Ask<'_>) -> Result<(i64, Vec<Work>), F
 fn gather(rows: Vec<(i64, Option<Work>)>) -> (i64, Vec<Work>) {
     let lapsed = rows.last().map_or(0, |(lapsed, _)| *lapsed);
     (lapsed, rows.into_iter().filter_map(|(_, work)| work).collect())
-}
-
-impl FromRow for Option<Work> {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        let Some(delivery) = columns.id_or_none()?.map(DeliveryId::from_bytes) else { return Ok(None) };
-        let event = columns.event_id()?;
-        let (target, tenant, event_type) = (columns.text()?, columns.text()?, columns.text()?);
-        let (payload, content_type, headers) = (columns.bytes()?, columns.text()?, columns.json()?);
-        let (attempt, crashes, epoch) = (columns.count()?, columns.count()?, columns.count()?);
-        let request_id = request_id(delivery, columns.count()?);
-        Ok(Some(Work {
-            holding: Holding { delivery, token: u128::from_be_bytes(columns.id()?) },
-            event,
-            target,
-            tenant,
-            event_type,
-            payload,
-            content_type,
-            headers,
-            attempt,
-            crashes,
-            epoch,
-            request_id,
-            job: columns.id_or_none()?.map(JobId::from_bytes),
-            trace: Trace { request_id: columns.text_or_none()?, traceparent: columns.text_or_none()? },
-            accepted_at: columns.time()?,
-            expired: columns.flag()?,
-        }))
-    }
 }
 
 /// Renews leases on the connection for heartbeats.
