@@ -119,6 +119,8 @@ run_examples() {
   cargo build --workspace --examples --all-features --locked --quiet
   # Started as they were built: `cargo run -p` would build anew with the features of one crate, within the time limit.
   for example in crates/*/examples/*.rs; do
+    # An example that needs a server is run by the tests, which have one.
+    if grep -q '^//! Needs' "$example"; then continue; fi
     name=$(basename "$example" .rs)
     if timeout 60 "${CARGO_TARGET_DIR:-target}/debug/examples/$name" >"$log" 2>&1; then
       echo "ok      example $name"
@@ -129,6 +131,46 @@ run_examples() {
       failed=$((failed + 1))
     fi
   done
+}
+
+# The first example of the library's README is a crate of its own that compiles and runs, and an effect whose error is not
+# classified does not compile, with a message that says what to call.
+run_hello() {
+  local readme=$PWD/crates/semel/README.md crate
+  crate=$(mktemp -d)
+  mkdir "$crate/src"
+  cp Cargo.lock "$crate/"
+  {
+    printf '[package]\nname = "hello"\nversion = "0.0.0"\nedition = "2024"\n[workspace]\n'
+    first_block toml "$readme" | sed "s|^semel = .*|semel = { path = \"$PWD/crates/semel\" }|"
+  } >"$crate/Cargo.toml"
+  first_block rust "$readme" >"$crate/src/main.rs"
+  expect "the first program has at most 7 lines" test "$(wc -l <"$crate/src/main.rs")" -le 7
+  expect "the first program runs" hello_in "$crate" run
+  sed -i 's/Ok("charged".to_owned())/std::fs::read_to_string("no such file")/' "$crate/src/main.rs"
+  hello_in "$crate" check || true
+  expect "the compiler names failed and unknown" grep -qF 'call `.failed()` (nothing happened) or `.unknown()`' "$log"
+  rm -rf "$crate"
+}
+
+hello_in() {
+  (cd "$1" && CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$OLDPWD/target} cargo "$2" --quiet) >"$log" 2>&1
+}
+
+first_block() { awk -v start="\`\`\`$1" '$0 == start {on = 1; next} on && /^```/ {exit} on' "$2"; }
+
+# Counts one check: a sentence, then the command that must succeed.
+expect() {
+  local what=$1
+  shift
+  if "$@"; then
+    echo "ok      $what"
+    passed=$((passed + 1))
+  else
+    echo "FAILED  $what:"
+    cat "$log"
+    failed=$((failed + 1))
+  fi
 }
 
 count_cargo_test() {

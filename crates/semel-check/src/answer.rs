@@ -36,6 +36,17 @@ pub(crate) struct TargetAnswer {
     pub(crate) envelope: Value,
     pub(crate) extraction: Extraction,
     pub(crate) error: Option<ErrorForm>,
+    /// True if the API said that a call with this key is in progress, and not when to ask again.
+    pub(crate) without_hint: bool,
+}
+
+/// A call with the same key is in progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InFlight {
+    /// Ask again after this time.
+    Until(Duration),
+    /// The answer does not say when. It may also be a conflict.
+    WithoutHint,
 }
 
 /// How an answer reports an error.
@@ -63,8 +74,16 @@ impl TargetAnswer {
             let fault = objects.map(|found| fault_of(&found)).find(|fault| fault.code.is_some());
             fault.unwrap_or(ErrorForm { code: None, retry_after: None })
         });
-        let mut answer =
-            Self { status, headers, body, envelope: payload.clone(), payload, extraction, error };
+        let mut answer = Self {
+            status,
+            headers,
+            body,
+            envelope: payload.clone(),
+            payload,
+            extraction,
+            error,
+            without_hint: false,
+        };
         answer.hint_from_header();
         answer
     }
@@ -94,7 +113,8 @@ impl TargetAnswer {
             (None, true) => Some(ErrorForm { code: problem_code(&body), retry_after: None }),
             (None, false) => None,
         };
-        let mut answer = Self { status, headers, body, payload, envelope: result, extraction, error };
+        let mut answer =
+            Self { status, headers, body, payload, envelope: result, extraction, error, without_hint: false };
         answer.hint_from_header();
         answer
     }
@@ -121,17 +141,21 @@ impl TargetAnswer {
         self.status == 429 || self.code().is_some_and(|code| code.eq_ignore_ascii_case("RATE_LIMITED"))
     }
 
-    /// How long to wait for the first call with the same key, if this answer says that one is in progress.
-    pub(crate) fn in_flight(&self) -> Option<Duration> {
+    /// Whether this answer says that a call with the same key is in progress.
+    pub(crate) fn in_flight(&self) -> Option<InFlight> {
         let error = self.error.as_ref()?;
-        let told = match error.code.as_deref() {
-            Some("IDEMPOTENCY_IN_FLIGHT" | "SERVICE_UNAVAILABLE") => Some(error.retry_after.unwrap_or(1.0)),
-            _ if matches!(self.status, 409 | 503) => {
-                error.retry_after.filter(|_| self.header("retry-after").is_some())
+        let hint = error.retry_after.map(seconds);
+        match error.code.as_deref() {
+            Some("IDEMPOTENCY_IN_FLIGHT" | "SERVICE_UNAVAILABLE") => {
+                Some(InFlight::Until(hint.unwrap_or(Duration::from_secs(1))))
             }
+            // These statuses say it by themselves; the others only together with a time to retry.
+            _ if matches!(self.status, 409 | 423 | 425) => {
+                Some(hint.map_or(InFlight::WithoutHint, InFlight::Until))
+            }
+            _ if matches!(self.status, 429 | 503) => hint.map(InFlight::Until),
             _ => None,
-        };
-        told.map(seconds)
+        }
     }
 
     /// When to retry.

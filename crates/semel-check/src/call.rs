@@ -1,6 +1,7 @@
 //! One call: prepares a request, sends it, and reads the answer.
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,6 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::answer::TargetAnswer;
 use crate::mcp::{self, McpSession};
 use crate::path::same;
+use crate::run::{BodyFormat, RunOptions};
 use crate::wire::{CheckedTarget, Connection, Outgoing, ReceivedAnswer, WireError};
 
 /// Makes calls: the target, and the sessions with it.
@@ -135,7 +137,11 @@ pub(crate) enum Begun {
 
 impl CheckCall {
     /// Prepares an HTTP request.
-    pub(crate) fn request(request: &Value, credential: Option<&str>) -> Result<Self, String> {
+    pub(crate) fn request(
+        request: &Value,
+        credential: Option<&str>,
+        options: &RunOptions,
+    ) -> Result<Self, String> {
         let text = |name: &str| request.get(name).and_then(Value::as_str);
         let method = text("method").unwrap_or("POST");
         let method =
@@ -149,12 +155,17 @@ impl CheckCall {
             (Some(Value::String(raw)), _) => Bytes::from(raw.clone()),
             (Some(other), _) => Bytes::from(other.to_string()),
             (None, Some(body)) => {
-                headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-                Bytes::from(body.to_string())
+                let (kind, body) = written(body, &options.body_format)?;
+                headers.insert(CONTENT_TYPE, kind);
+                body
             }
             (None, None) => Bytes::new(),
         };
         headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
+        for (name, value) in &options.headers {
+            let (name, value) = header(name, value)?;
+            headers.insert(name, value);
+        }
         authorize(&mut headers, credential)?;
         for (name, value) in request.get("headers").and_then(Value::as_object).into_iter().flatten() {
             let text = match value {
@@ -202,6 +213,56 @@ impl CheckCall {
         self.correlation = Some((sent, written));
         self
     }
+}
+
+/// The content type and the bytes of a body.
+fn written(body: &Value, format: &BodyFormat) -> Result<(HeaderValue, Bytes), String> {
+    Ok(match format {
+        BodyFormat::Json => (HeaderValue::from_static("application/json"), Bytes::from(body.to_string())),
+        BodyFormat::Form => {
+            let mut pairs = Vec::new();
+            form_pairs(body, "", &mut pairs);
+            let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
+            (kind, Bytes::from(pairs.join("&")))
+        }
+        BodyFormat::Raw(kind) => {
+            let kind = HeaderValue::from_str(kind).map_err(|_| format!("{kind:?} is not a content type"))?;
+            let body = body.as_str().map_or_else(|| body.to_string(), str::to_owned);
+            (kind, Bytes::from(body))
+        }
+    })
+}
+
+/// `a=1&b[c]=2&d[0]=3`.
+fn form_pairs(value: &Value, name: &str, pairs: &mut Vec<String>) {
+    let inside = |part: &str| if name.is_empty() { part.to_owned() } else { format!("{name}[{part}]") };
+    match value {
+        Value::Object(members) => {
+            members.iter().for_each(|(part, member)| form_pairs(member, &inside(part), pairs));
+        }
+        Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .for_each(|(index, item)| form_pairs(item, &inside(&index.to_string()), pairs)),
+        Value::Null => {}
+        Value::String(text) => pairs.push(format!("{}={}", form_encoded(name), form_encoded(text))),
+        other => pairs.push(format!("{}={other}", form_encoded(name))),
+    }
+}
+
+fn form_encoded(text: &str) -> String {
+    let mut encoded = String::new();
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'*' | b'-' | b'.' | b'_' => encoded.push(byte.into()),
+            b' ' => encoded.push('+'),
+            other => {
+                // Writing to a string cannot fail.
+                let _ = write!(encoded, "%{other:02X}");
+            }
+        }
+    }
+    encoded
 }
 
 /// Adds a credential: unchanged if it names its scheme, else as a bearer token.

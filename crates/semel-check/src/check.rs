@@ -59,6 +59,10 @@ pub(crate) enum CheckKind {
     HeaderAbsent,
     HeaderValue,
     BodyEqualsStep,
+    StatusEqualsStep,
+    HeaderEqualsStep,
+    FieldDiffersStep,
+    RetryHint,
     BodyExcludes,
     ErrorCode,
     AnyOf,
@@ -76,7 +80,7 @@ pub(crate) enum CheckKind {
 
 impl CheckKind {
     /// Every kind by its name in a file.
-    pub(crate) const NAMES: [(&'static str, Self); 29] = [
+    pub(crate) const NAMES: [(&'static str, Self); 33] = [
         ("field_present", Self::FieldPresent),
         ("field_absent", Self::FieldAbsent),
         ("field_pattern", Self::FieldPattern),
@@ -94,6 +98,10 @@ impl CheckKind {
         ("header_absent", Self::HeaderAbsent),
         ("header_value", Self::HeaderValue),
         ("body_equals_step", Self::BodyEqualsStep),
+        ("status_equals_step", Self::StatusEqualsStep),
+        ("header_equals_step", Self::HeaderEqualsStep),
+        ("field_differs_step", Self::FieldDiffersStep),
+        ("retry_hint", Self::RetryHint),
         ("body_excludes", Self::BodyExcludes),
         ("error_code", Self::ErrorCode),
         ("any_of", Self::AnyOf),

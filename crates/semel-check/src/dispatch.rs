@@ -6,18 +6,20 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use crate::answer::TargetAnswer;
+use crate::answer::{InFlight, TargetAnswer};
 use crate::call::CheckCall;
 use crate::wire::{CheckedTarget, Connection, SharedHalves, WireError};
 
 /// How often a call is repeated that was told to wait.
 const AGAIN: usize = 5;
+/// Half of the first pause if the answer does not say how long to wait.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// The result of a dispatch.
 #[derive(Debug)]
 pub(crate) enum Dispatched {
-    /// Every call was answered, in the order of the calls.
-    Answered(Vec<TargetAnswer>),
+    /// Every call was answered, in the order of the calls, each after this time.
+    Answered(Vec<(TargetAnswer, Duration)>),
     /// Not within the barrier time: the rule cannot be graded.
     TimedOut(String),
     /// A connection could not be opened, or broke.
@@ -41,7 +43,11 @@ pub(crate) async fn dispatch(
     let mut running = JoinSet::new();
     for (index, (call, connection)) in calls.into_iter().zip(connections).enumerate() {
         let target = Arc::clone(target);
-        running.spawn(async move { (index, resolve(&target, &call, connection, deadline).await) });
+        running.spawn(async move {
+            let began = Instant::now();
+            let answer = resolve(&target, &call, connection, deadline).await;
+            (index, answer.map(|answer| (answer, began.elapsed())))
+        });
     }
     for hold in &holds {
         if timeout_at(deadline, hold.written()).await.is_err() {
@@ -51,7 +57,7 @@ pub(crate) async fn dispatch(
     for hold in &holds {
         hold.release();
     }
-    let mut answers: Vec<Option<TargetAnswer>> = holds.iter().map(|_| None).collect();
+    let mut answers: Vec<Option<(TargetAnswer, Duration)>> = holds.iter().map(|_| None).collect();
     loop {
         let joined = match timeout_at(deadline, running.join_next()).await {
             Err(_) => {
@@ -65,12 +71,7 @@ pub(crate) async fn dispatch(
             Ok(Some(joined)) => joined,
         };
         match joined {
-            Ok((index, Ok(Some(answer)))) => answers[index] = Some(answer),
-            Ok((_, Ok(None))) => {
-                return Dispatched::TimedOut(format!(
-                    "still in flight after {AGAIN} tries, or within {within:?}"
-                ));
-            }
+            Ok((index, Ok(answer))) => answers[index] = Some(answer),
             Ok((_, Err(error))) => return Dispatched::Broken(error),
             Err(error) => return Dispatched::Broken(WireError::Broken(error.to_string())),
         }
@@ -91,24 +92,33 @@ async fn open_all(target: &Arc<CheckedTarget>, count: usize) -> Result<Vec<Conne
     Ok(open)
 }
 
-/// Sends a call. While the key is in progress, waits and sends it again. `None`: it never ended.
+/// Sends a call. While the key is in progress, waits and sends it again. Returns the last answer if it never ends.
 async fn resolve(
     target: &Arc<CheckedTarget>,
     call: &CheckCall,
     connection: Connection,
     deadline: Instant,
-) -> Result<Option<TargetAnswer>, WireError> {
+) -> Result<TargetAnswer, WireError> {
     let mut answer = call.send_over(connection, target).await?;
+    let (mut pause, mut without_hint) = (FIRST_PAUSE, false);
     for _ in 0..AGAIN {
-        let Some(wait) = answer.in_flight() else { return Ok(Some(answer)) };
-        let Some(then) = Instant::now().checked_add(wait).filter(|then| *then < deadline) else {
-            return Ok(None);
+        let wait = match answer.in_flight() {
+            None => break,
+            Some(InFlight::Until(wait)) => wait,
+            Some(InFlight::WithoutHint) => {
+                without_hint = true;
+                pause *= 2;
+                pause
+            }
         };
+        let Some(then) = Instant::now().checked_add(wait).filter(|then| *then < deadline) else { break };
         sleep_until(then).await;
         let connection = target.open(SharedHalves::released()).await?;
         answer = call.send_over(connection, target).await?;
     }
-    Ok(if answer.in_flight().is_some() { None } else { Some(answer) })
+    // A 409 that stays is a conflict, which needs no hint.
+    answer.without_hint = without_hint && answer.in_flight().is_none();
+    Ok(answer)
 }
 
 /// Raises this process's limit of open files if many connections need it.

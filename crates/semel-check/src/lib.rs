@@ -4,7 +4,7 @@
 //!
 //! - [`Storyboard`] (`storyboard`, `load`, `reader`, `yaml`): a file, parsed and validated; mistakes have positions.
 //! - `check`, `path`, `invariant`: conditions on answers. `answer`: the parts of an answer.
-//! - `substitute`: values in requests. `gate`: decides what applies.
+//! - `substitute`, `key`: values and keys in requests. `gate`: decides what applies.
 //! - [`Runner`] (`run`): phases and steps in order, dependencies, captures, grades.
 //! - `call`, `mcp`, `wire`, `dispatch`: sends requests, one at a time or concurrently.
 //! - [`Report`] (`report`, `redact`): for humans, as JSON, as JUnit; never with a secret.
@@ -17,6 +17,7 @@ mod dispatch;
 mod error;
 mod gate;
 mod invariant;
+mod key;
 mod load;
 mod mcp;
 mod path;
@@ -33,9 +34,9 @@ mod yaml;
 pub use self::answer::Extraction;
 pub use self::error::{Error, FilePlace, Mistake};
 pub use self::report::{
-    CaseReport, CheckOutcome, FileReport, Grade, Paint, Reason, Report, Skip, StepReport, Summary,
-    Validation, Verbosity, json, junit, pretty,
+    CaseReport, CheckOutcome, Explanation, FileReport, Grade, Paint, Reason, Report, Skip, StepReport,
+    Summary, TimelineEntry, Validation, Verbosity, html, json, junit, markdown, pretty,
 };
-pub use self::run::{Progress, RunOptions, Runner};
+pub use self::run::{BodyFormat, Progress, RunOptions, Runner};
 pub use self::storyboard::{Level, Storyboard, Transport};
 pub use self::suites::{SUITES, Suite, suite, template};

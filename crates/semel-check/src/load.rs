@@ -3,6 +3,7 @@
 mod checks;
 mod steps;
 
+use std::collections::BTreeSet;
 use std::path::Path as FilePath;
 
 use serde_json::{Map, Value};
@@ -46,8 +47,18 @@ impl Storyboard {
         let notices = log.finish().map_err(file)?;
         let mut storyboard = storyboard.expect("a file that is no mapping is a mistake");
         storyboard.notices.extend(notices);
+        storyboard.used_values = used_values(text);
         Ok(storyboard)
     }
+}
+
+/// Every `NAME` of `context.NAME` in a file.
+fn used_values(text: &str) -> BTreeSet<String> {
+    let name = |rest: &str| {
+        let end = rest.find(|one: char| !one.is_ascii_alphanumeric() && one != '_').unwrap_or(rest.len());
+        rest[..end].to_owned()
+    };
+    text.split("context.").skip(1).map(name).filter(|name| !name.is_empty()).collect()
 }
 
 fn read(file: &str, root: &YamlNode, folder: Option<&FilePath>, log: &FoundProblems) -> Option<Storyboard> {
@@ -129,6 +140,7 @@ fn read(file: &str, root: &YamlNode, folder: Option<&FilePath>, log: &FoundProbl
         requires,
         gates,
         context,
+        used_values: BTreeSet::new(),
         seeding,
         fixtures,
         test_kit,

@@ -1,8 +1,10 @@
 //! The results: per step, per file, and in total.
 
 mod explain;
+mod html;
 mod json;
 mod junit;
+mod markdown;
 mod pretty;
 
 use std::collections::BTreeMap;
@@ -10,8 +12,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::Value;
 
+pub use self::html::html;
 pub use self::json::json;
 pub use self::junit::junit;
+pub use self::markdown::markdown;
 pub use self::pretty::{Paint, Verbosity, pretty};
 
 use crate::answer::Extraction;
@@ -45,12 +49,11 @@ pub struct FileReport {
     /// Its steps, in order.
     pub steps: Vec<StepReport>,
     /// Its cases, in order.
-    #[serde(skip)]
     pub cases: Vec<CaseReport>,
 }
 
 /// A case: the purpose of one phase.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct CaseReport {
     /// The phase's id.
     pub id: String,
@@ -58,8 +61,42 @@ pub struct CaseReport {
     pub title: String,
     /// Its level.
     pub level: Level,
-    /// The harm to a client if it fails, and the fix.
-    pub explain: Option<(String, String)>,
+    /// What a failure means.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explain: Option<Explanation>,
+}
+
+/// What the failure of a case means.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Explanation {
+    /// The harm to a client.
+    pub harm: String,
+    /// How to fix it.
+    pub fix: String,
+}
+
+impl FileReport {
+    /// The steps of a case.
+    pub fn steps_of<'a>(&'a self, case: &'a CaseReport) -> impl Iterator<Item = &'a StepReport> {
+        self.steps.iter().filter(|step| step.phase == case.id)
+    }
+
+    /// The worst grade of a case; `None` if nothing of it was graded.
+    pub(crate) fn grade_of(&self, case: &CaseReport) -> Option<Grade> {
+        let grades = || self.steps_of(case).map(|step| step.grade);
+        [Grade::Failed, Grade::NotMet, Grade::Passed]
+            .into_iter()
+            .find(|grade| grades().any(|one| one == *grade))
+    }
+
+    /// What the failure of a step means: by its case, else by the check that failed.
+    pub(crate) fn explanation(&self, step: &StepReport) -> Explanation {
+        let case = self.cases.iter().find(|case| case.id == step.phase);
+        case.and_then(|case| case.explain.clone()).unwrap_or_else(|| {
+            let (harm, fix) = explain::explain(step);
+            Explanation { harm: harm.to_owned(), fix: fix.to_owned() }
+        })
+    }
 }
 
 /// Why something was not graded.
@@ -131,6 +168,18 @@ pub enum Grade {
     Skipped,
 }
 
+impl Grade {
+    /// The grade in words.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::Failed => "**failed**",
+            Self::NotMet => "not met",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
 /// One step.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepReport {
@@ -158,11 +207,27 @@ pub struct StepReport {
     pub extraction_path: Extraction,
     /// Why it was not graded.
     pub skip: Option<Skip>,
+    /// Its requests and answers, if it failed; at most 20.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub timeline: Vec<TimelineEntry>,
     /// Why it got no answer.
     pub error: Option<String>,
     /// Checks for a human.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reviewer_checks: Vec<String>,
+}
+
+/// One request and its answer, without secrets.
+#[derive(Clone, Debug, Serialize)]
+pub struct TimelineEntry {
+    /// When it was sent, in milliseconds since the run began.
+    pub at_ms: u64,
+    /// How long the answer took, with all retries that the API asked for.
+    pub took_ms: u64,
+    /// The request.
+    pub request: Value,
+    /// The answer.
+    pub response: Value,
 }
 
 /// The result of a check.

@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 
 use crate::call::TargetCaller;
 use crate::error::Error;
-use crate::redact::SHORTEST_SECRET;
+use crate::redact::{SHORTEST_SECRET, is_secret};
 use crate::report::Report;
 use crate::storyboard::Storyboard;
 use crate::wire::{CheckedTarget, SharedHalves};
@@ -35,6 +35,12 @@ pub struct RunOptions {
     pub set: Map<String, Value>,
     /// A shell command that restarts the target and returns when it is up again.
     pub restart: Option<String>,
+    /// Headers of every HTTP request, unless the file writes them itself.
+    pub headers: Vec<(String, String)>,
+    /// The header that carries keys, instead of `Idempotency-Key`.
+    pub key_header: Option<String>,
+    /// How `body` is written.
+    pub body_format: BodyFormat,
     /// Timeout for an answer.
     pub timeout: Duration,
     /// PEM certificates to trust instead of the public roots.
@@ -50,10 +56,25 @@ impl RunOptions {
             other_auth: None,
             set: Map::new(),
             restart: None,
+            headers: Vec::new(),
+            key_header: None,
+            body_format: BodyFormat::Json,
             timeout: Duration::from_secs(30),
             roots: None,
         }
     }
+}
+
+/// How the body of a request is written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum BodyFormat {
+    /// As JSON.
+    #[default]
+    Json,
+    /// Its members as `application/x-www-form-urlencoded`; nested ones as `a[b]=c`.
+    Form,
+    /// A string as it is, with this content type.
+    Raw(String),
 }
 
 /// The progress of a run.
@@ -80,6 +101,12 @@ impl Runner {
     /// # Errors
     /// An invalid address, or certificates that cannot be read.
     pub fn new(options: RunOptions) -> Result<Self, Error> {
+        let names = options.headers.iter().map(|(name, _)| name).chain(&options.key_header);
+        for name in names {
+            if http::HeaderName::from_bytes(name.as_bytes()).is_err() {
+                return Err(Error::Setting(format!("{name:?} is not a header name")));
+            }
+        }
         let roots = options.roots.as_ref().map(read_roots).transpose()?;
         let target = CheckedTarget::new(&options.target, roots, options.timeout).map_err(Error::Target)?;
         Ok(Self { options, caller: TargetCaller::new(target) })
@@ -96,6 +123,7 @@ impl Runner {
         storyboards: &[Storyboard],
         progress: &(dyn Fn(Progress<'_>) + Sync),
     ) -> Result<Report, Error> {
+        self.refuse_unknown_values(storyboards)?;
         // Fails early if the target does not answer.
         let open = self.caller.target().open(SharedHalves::released()).await;
         drop(open.map_err(|error| Error::Target(error.to_string()))?);
@@ -112,11 +140,36 @@ impl Runner {
         Ok(Report::new(self.options.target.clone(), files))
     }
 
+    /// A misspelt name would silently test something else.
+    fn refuse_unknown_values(&self, storyboards: &[Storyboard]) -> Result<(), Error> {
+        for name in self.options.set.keys() {
+            let known =
+                |file: &Storyboard| file.context.contains_key(name) || file.used_values.contains(name);
+            if storyboards.iter().any(known) {
+                continue;
+            }
+            let mut known: Vec<&str> =
+                storyboards.iter().flat_map(|file| file.context.keys()).map(String::as_str).collect();
+            known.sort_unstable();
+            known.dedup();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            return Err(Error::Setting(format!("--set {name}: no such value; the values are: {known}")));
+        }
+        Ok(())
+    }
+
     /// Values that must not be shown or returned. A very short credential is skipped, because it would match by chance.
     fn secrets(&self) -> Vec<String> {
         let given = [&self.options.auth, &self.options.other_auth];
         let bare = |text: &String| text.rsplit(' ').next().unwrap_or(text).to_owned();
-        given.into_iter().flatten().map(bare).filter(|secret| secret.len() >= SHORTEST_SECRET).collect()
+        let headers = self.options.headers.iter().filter(|(name, _)| is_secret(name)).map(|(_, value)| value);
+        given
+            .into_iter()
+            .flatten()
+            .chain(headers)
+            .map(bare)
+            .filter(|secret| secret.len() >= SHORTEST_SECRET)
+            .collect()
     }
 }
 

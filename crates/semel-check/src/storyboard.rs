@@ -1,5 +1,6 @@
 //! A parsed and validated storyboard.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -26,6 +27,8 @@ pub struct Storyboard {
     pub(crate) gates: Vec<CapabilityGate>,
     /// Values that every step can use; the command line can override them.
     pub(crate) context: Map<String, Value>,
+    /// The names of all values that the file uses.
+    pub(crate) used_values: BTreeSet<String>,
     pub(crate) seeding: Seeding,
     pub(crate) fixtures: Value,
     pub(crate) test_kit: Value,
@@ -140,6 +143,10 @@ pub(crate) struct StoryboardStep {
     pub(crate) requires_tool: Option<String>,
     pub(crate) requires_contract: Option<String>,
     pub(crate) auth: Auth,
+    /// Finds out in which form the API accepts keys.
+    pub(crate) finds_key_form: bool,
+    /// If its request is refused, the rest of the phase does not apply.
+    pub(crate) skip_if_refused: bool,
     pub(crate) contributes_to: Option<String>,
     pub(crate) reviewer_checks: Vec<String>,
     pub(crate) schema: Option<Value>,

@@ -65,7 +65,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let charged = engine
         .once(Key::new("charge").scope("acct_1").value(caller_key))
         .fingerprint(&1200)
-        .run(async move |attempt| {
+        .run_with(async move |attempt| {
             let request = Request::post("/v1/charges").operation("charge").bytes(r#"{"cents":1200}"#);
             let request = request.key(attempt.derived_key("acquirer").to_string());
             let request = request.expect("hex can stand in a header");

@@ -53,6 +53,7 @@ impl Body {
     }
 
     /// The bytes, if they are in memory; trailers are dropped.
+    #[cfg(feature = "mcp")]
     pub(crate) fn into_bytes(self) -> Option<Bytes> {
         match self.0 {
             BodyKind::Empty | BodyKind::Trailers(_) => Some(Bytes::new()),
@@ -72,6 +73,7 @@ impl Body {
     }
 
     /// A body that fails immediately, for an answer whose own body failed.
+    #[cfg(feature = "mcp")]
     pub(crate) fn broken(error: BoxError) -> Self {
         struct Broken(Option<BoxError>);
         impl http_body::Body for Broken {

@@ -4,16 +4,15 @@
 //! given byte for byte. Where HTTP carries messages, the message contains all of that. The codec separates the two: it reads the call
 //! from a request, classifies an answer, and formats stored answers and refusals.
 
-use std::sync::Arc;
-
 use http::Response;
 
+use crate::KeySource;
 use crate::body::Body;
+#[cfg(feature = "mcp")]
 use crate::mcp;
-use crate::policy::PolicyError;
+use crate::policy::{PolicyError, RoutePolicy};
 use crate::problem::Problem;
 use crate::profile::Profile;
-use crate::{KeySource, policy};
 
 /// How requests carry calls, as a part of a [`Profile`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +22,7 @@ pub enum Codec {
     #[default]
     Http,
     /// Tool calls, as JSON-RPC messages of the Model Context Protocol over streamable HTTP.
+    #[cfg(feature = "mcp")]
     Mcp {
         /// The tools that need a key. A call with a key is guarded, whatever tool it calls.
         tools: KeyedTools,
@@ -32,6 +32,7 @@ pub enum Codec {
 /// The tools that need a key: a call of one of them without a key is refused.
 ///
 /// This does not restrict which calls are guarded: every call with a key is.
+#[cfg(feature = "mcp")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum KeyedTools {
     /// AdCP's mutating tools ([`ADCP_MUTATING_TOOLS`](crate::profile::ADCP_MUTATING_TOOLS)), and tools whose input schema requires
@@ -47,25 +48,22 @@ impl Codec {
     pub(crate) fn key_source(&self, profile: &Profile) -> KeySource {
         match self {
             Self::Http => KeySource::Header(profile.key_header.clone()),
+            #[cfg(feature = "mcp")]
             Self::Mcp { .. } => KeySource::json(mcp::KEY_POINTER).expect("a pointer of our own"),
         }
     }
 
     /// Rejects settings of a route that do not apply to this codec.
-    pub(crate) fn check(&self, policy: &policy::RoutePolicy) -> Result<(), PolicyError> {
-        let Self::Mcp { .. } = self else { return Ok(()) };
-        let at_place =
-            matches!(&policy.key, KeySource::Json(pointer) if pointer.to_string() == mcp::KEY_POINTER);
-        let wrong = if !at_place {
-            "key"
-        } else if policy.fingerprint != policy::Fingerprinting::Exact {
-            "fingerprint"
-        } else if policy.pin != policy::Pin::Success {
-            "pin"
-        } else {
-            return Ok(());
-        };
-        Err(PolicyError::NotOfMessages { pattern: policy.pattern.to_string(), setting: wrong })
+    #[cfg_attr(
+        not(feature = "mcp"),
+        expect(unused_variables, reason = "every setting applies to plain requests")
+    )]
+    pub(crate) fn check(&self, policy: &RoutePolicy) -> Result<(), PolicyError> {
+        match self {
+            Self::Http => Ok(()),
+            #[cfg(feature = "mcp")]
+            Self::Mcp { .. } => mcp::check(policy),
+        }
     }
 }
 
@@ -73,7 +71,8 @@ impl Codec {
 #[derive(Clone, Debug)]
 pub(crate) enum Asked {
     Request,
-    Message(Arc<mcp::McpCall>),
+    #[cfg(feature = "mcp")]
+    Message(std::sync::Arc<mcp::McpCall>),
 }
 
 impl Asked {
@@ -81,6 +80,7 @@ impl Asked {
     pub(crate) fn tell(&self, profile: &Profile, problem: &Problem) -> Response<Body> {
         match self {
             Self::Request => profile.tell(problem),
+            #[cfg(feature = "mcp")]
             Self::Message(call) => call.tell(profile, problem),
         }
     }
@@ -89,6 +89,7 @@ impl Asked {
     pub(crate) fn replay(&self, kept: Response<Body>) -> Option<Response<Body>> {
         match self {
             Self::Request => Some(kept),
+            #[cfg(feature = "mcp")]
             Self::Message(call) => call.replay(kept),
         }
     }

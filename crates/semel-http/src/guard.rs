@@ -14,7 +14,7 @@
 //!   run: begin ─► call ─► read ─► store, release or abandon ─────────────► answer
 //! ```
 //!
-//! Where calls are MCP messages, two steps differ: `messages` admits, and `tool_answer` (with `live`, for streams) reads and stores.
+//! Where calls are MCP messages (feature `mcp`), two steps differ: the module `mcp` admits a call, and reads and stores its answer.
 //! Everything between them is the same.
 
 mod admit;
@@ -23,14 +23,13 @@ mod builder;
 mod claim;
 mod doubt;
 mod forward;
-mod hear;
-mod live;
-mod messages;
+#[cfg(feature = "mcp")]
+mod mcp;
 mod read;
+mod rotation;
 mod run;
 mod shortcut;
 mod steering;
-mod tool_answer;
 
 use std::collections::HashSet;
 use std::fmt;
@@ -54,8 +53,10 @@ use self::admit::{Admission, Admitted};
 pub use self::builder::{GuardBuilder, Unmatched, WellKnownPolicy};
 use self::claim::Claimed;
 use self::forward::{Carries, ForwardedCall};
-use self::messages::WatchedReply;
+#[cfg(feature = "mcp")]
+use self::mcp::WatchedReply;
 use self::read::within;
+use self::rotation::RotationWatch;
 use self::run::RunResult;
 use self::shortcut::{Plainly, RecallKey, Recent};
 use self::steering::Steering;
@@ -64,6 +65,7 @@ use crate::call::{BoxFuture, ProbeCaller, UpstreamName};
 use crate::capacity::{CallLimit, CallPlace, CallPlaces, Capacity, CapacityLimits};
 use crate::codec::Asked;
 use crate::limits::Limiter;
+#[cfg(feature = "mcp")]
 use crate::mcp::tools::Tools;
 use crate::observe::{AnswerObserver, AnswerOutcome, Exchange, KeyUsed};
 use crate::policy::{KeyRequired, RoutePolicy, StoreDown};
@@ -91,6 +93,7 @@ pub(crate) struct Inner {
     engine: Engine,
     profile: Profile,
     /// For MCP routes: which tools need a key.
+    #[cfg(feature = "mcp")]
     tools: Option<Tools>,
     namespace: String,
     scope: Scope,
@@ -108,6 +111,7 @@ pub(crate) struct Inner {
     probing: Mutex<HashSet<KeyId>>,
     /// Hints for the shortcut: keys that were answered recently.
     recent: Recent,
+    rotation: RotationWatch,
 }
 
 struct GuardedRoute {
@@ -156,6 +160,12 @@ impl Guard {
     /// The dialect of this guard.
     pub fn profile(&self) -> &Profile {
         &self.inner.profile
+    }
+
+    /// How many first runs had a key and payload that another credential had sent before. If credentials rotate, these were
+    /// retries that ran again.
+    pub fn rotated_credentials(&self) -> u64 {
+        self.inner.rotation.detected()
     }
 
     /// The policy of a request.
@@ -267,10 +277,13 @@ impl Inner {
     {
         let policy = &route.policy;
         let (parts, body) = request.into_parts();
+        #[cfg(feature = "mcp")]
         let admission = match &self.tools {
             None => self.admit(policy, &parts, body).await,
             Some(tools) => Box::pin(self.admit_message(tools, policy, &parts, body)).await,
         };
+        #[cfg(not(feature = "mcp"))]
+        let admission = self.admit(policy, &parts, body).await;
         let (admitted, body) = match admission {
             Admission::Keyed(admitted, body) => (admitted, body),
             Admission::Refused(asked, problem) => {
@@ -282,6 +295,7 @@ impl Inner {
                 let answer = (unprotected(answer.map(Body::stream)), AnswerOutcome::Unkeyed);
                 return Ok(self.say(route.number, None, arrived, answer));
             }
+            #[cfg(feature = "mcp")]
             Admission::Watched(body, watch) => {
                 let mut request = Request::from_parts(parts, body);
                 watch.prepare(&mut request);
@@ -297,6 +311,7 @@ impl Inner {
         prepare(&mut request, policy);
         let mut answer = self.once(route, service, request, &admitted).await?;
         let used = if is_named { self.engine.id_at_hand(&self.key(&admitted)) } else { None };
+        #[cfg(feature = "mcp")]
         if let WatchedReply::Capabilities { .. } = admitted.watch {
             answer.0 = Box::pin(self.watch(policy, admitted.watch, answer.0)).await;
         }

@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //!
-//! - [`profile`]: the promises to clients and the format of answers, as data: `ietf`, `stripe`, `stripe-v2`, `ucp`, `adcp-mcp`.
+//! - [`profile`]: the promises to clients and the format of answers, as data: `ietf`, `stripe`, `stripe-v2`, `ucp`, `adcp-mcp` (feature `mcp`).
 //!   [`codec`]: how a request carries a call, plain or as a message.
 //! - [`policy`]: the validated settings of a route.
 //! - [`key_source`], [`scope`]: where the key is, and the principal that it belongs to.
@@ -22,6 +22,7 @@ pub mod guard;
 pub mod key_source;
 pub mod layer;
 mod limits;
+#[cfg(feature = "mcp")]
 mod mcp;
 pub mod observe;
 pub mod policy;
@@ -36,7 +37,9 @@ pub mod well_known;
 
 pub use body::{Body, BoxError};
 pub use call::{CallError, CallFate, ProbeCaller};
-pub use codec::{Codec, KeyedTools};
+pub use codec::Codec;
+#[cfg(feature = "mcp")]
+pub use codec::KeyedTools;
 pub use guard::Guard;
 pub use key_source::KeySource;
 pub use layer::SemelLayer;

@@ -9,7 +9,7 @@ use crate::body::Body;
 use crate::codec::Codec;
 use crate::key_source::KeySource;
 use crate::policy::{Guarding, InFlight, KeyRequired, Pin, RoutePolicy};
-use crate::problem::{Situation, seconds as whole_seconds};
+use crate::problem::Situation;
 use crate::profile::Profile;
 
 /// Where the policy is published.
@@ -42,6 +42,7 @@ fn describe(policy: &RoutePolicy, profile: &Profile) -> Map<String, Value> {
     }
     let format = match profile.codec {
         Codec::Http => "visible-ascii",
+        #[cfg(feature = "mcp")]
         Codec::Mcp { .. } => "letters, digits and _ . : -",
     };
     let methods: Vec<&str> = policy.methods.iter().map(Method::as_str).collect();
@@ -84,6 +85,7 @@ fn describe(policy: &RoutePolicy, profile: &Profile) -> Map<String, Value> {
     ] {
         described.insert(name.to_owned(), value);
     }
+    #[cfg(feature = "mcp")]
     if let Codec::Mcp { .. } = profile.codec {
         // Whether a key is required depends on the tool; and problems are tool results, not statuses.
         described.insert("required".to_owned(), json!("by tool"));
@@ -92,17 +94,6 @@ fn describe(policy: &RoutePolicy, profile: &Profile) -> Map<String, Value> {
         }
     }
     described
-}
-
-/// The same values as a member of an agent's capabilities.
-pub(crate) fn capability(policy: &RoutePolicy) -> Value {
-    let replay_ttl_seconds = policy.terms.retention.as_secs();
-    let in_flight_max_seconds = whole_seconds(policy.terms.in_flight_max).min(replay_ttl_seconds);
-    json!({
-        "supported": true,
-        "replay_ttl_seconds": replay_ttl_seconds,
-        "in_flight_max_seconds": in_flight_max_seconds,
-    })
 }
 
 /// The document as an answer.

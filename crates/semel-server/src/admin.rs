@@ -40,8 +40,8 @@ use self::claims::Claims;
 use self::health::Health;
 use self::throttle::{Failed, LoginThrottle};
 use crate::gateway::Requests;
-use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
+use crate::telemetry::metrics::Metrics;
 
 /// The OpenAPI document.
 static OPENAPI: LazyLock<Value> = LazyLock::new(|| api().finish().1);

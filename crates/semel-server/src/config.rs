@@ -5,7 +5,6 @@
 
 mod access;
 mod certificate;
-pub(crate) mod commands;
 pub(crate) mod downstream;
 mod gateway;
 mod intake;
@@ -36,6 +35,7 @@ pub(crate) use self::intake::{GateConfig, IntakeConfig};
 pub(crate) use self::pipeline::{LedgerPlace, PipelineConfig};
 pub(crate) use self::problem::{ConfigProblem, Invalid};
 pub(crate) use self::records::{Coordinate, Loss, Records, StoreUrl};
+pub(crate) use self::schema::schema;
 use self::sealing::PlainLedger;
 pub(crate) use self::sealing::Sealing;
 pub(crate) use self::secrets::{Environment, PROCESS};
@@ -48,6 +48,9 @@ use self::problem::Problems;
 use self::reader::Table;
 use self::values::{choice, duration};
 use crate::cli::ServeArgs;
+
+/// A complete, commented file. A test parses it.
+pub(crate) const EXAMPLE: &str = include_str!("config/example.toml");
 
 /// The validated configuration of a server.
 #[derive(Debug)]

@@ -220,7 +220,7 @@ async fn burst(
     let store = Arc::new(store);
     // Set once: it is opened again only if the first attempt failed.
     let _ = opened.set(Arc::clone(&store));
-    let claims = Engine::over(store).secret((**secret).clone()).lease(gate.lease).build()?;
+    let claims = Engine::builder(store).secret((**secret).clone()).lease(gate.lease).build()?;
     let buffer = Arc::new(Buffer::new(client, gate.prefix.clone(), gate.capacity));
     let gate = Arc::new(Gate::new(Arc::clone(&buffer), gate.mode, gate.tenant, gate.global));
     Ok(Some(Burst { claims, buffer, gate }))

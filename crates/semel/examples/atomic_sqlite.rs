@@ -19,7 +19,7 @@ fn transfer(transaction: &Transaction<'_>, from: &str, to: &str, cents: i64) -> 
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = tempfile::tempdir()?;
     let store = Arc::new(EmbeddedStore::open(folder.path())?);
-    let engine = Engine::over(store.clone()).build()?;
+    let engine = Engine::builder(store.clone()).build()?;
     store
         .transact(|transaction| {
             transaction.execute_batch(

@@ -11,9 +11,9 @@ static TRIED: AtomicU32 = AtomicU32::new(0);
 static SENT: AtomicU32 = AtomicU32::new(0);
 
 /// Sends an invoice. The mail server is down at the second try: nothing happened, so the next delivery tries again.
-fn send_invoice(invoice: &str) -> Result<String, Failure<String>> {
+fn send_invoice(invoice: &str) -> Result<String, Failure> {
     if TRIED.fetch_add(1, Ordering::SeqCst) == 1 {
-        return Err(Failure::Failed("mail server refused the connection".to_owned()));
+        return Err(Failure::Failed("mail server refused the connection".into()));
     }
     Ok(format!("{invoice} sent as mail {}", SENT.fetch_add(1, Ordering::SeqCst) + 1))
 }

@@ -8,7 +8,7 @@ use semel::store::MemoryStore;
 use semel::{Engine, Failure, Key};
 
 /// Prices a risk: slow, costly, and to be done once per risk.
-async fn price(message: &str) -> Result<u64, Failure<String>> {
+async fn price(message: &str) -> Result<u64, Failure> {
     println!("   pricing…");
     Ok(message.len() as u64 * 100)
 }
@@ -38,7 +38,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let hash = ContentHash::of_json(message.as_bytes(), &exclusions)?;
         let answer = engine
             .once(Key::new("price-risk").value(hash.to_string()))
-            .run(async move |_| price(message).await)
+            .run(async move || price(message).await)
             .await?;
         println!("   {} ({})", answer.value, if answer.replayed { "replayed" } else { "first run" });
     }

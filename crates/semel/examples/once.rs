@@ -25,18 +25,18 @@ struct Receipt {
 /// Counts what the card company would have booked.
 static CHARGES: AtomicU32 = AtomicU32::new(0);
 
-async fn charge_card(payment: &Payment, derived_key: &str) -> Result<Receipt, Failure<String>> {
+async fn charge_card(payment: &Payment, derived_key: &str) -> Result<Receipt, Failure> {
     println!("   card company: charging {} cents under its own key {}…", payment.cents, &derived_key[..8]);
     tokio::time::sleep(Duration::from_millis(50)).await;
     Ok(Receipt { number: CHARGES.fetch_add(1, Ordering::SeqCst) + 1, cents: payment.cents })
 }
 
-async fn pay(engine: &Engine, payment: &Payment) -> Result<(), RunError<String>> {
+async fn pay(engine: &Engine, payment: &Payment) -> Result<(), RunError> {
     let payment = payment.clone();
     let answer = engine
         .once(Key::new("charge").scope(&payment.account).value(&payment.order))
         .fingerprint(&payment)
-        .run(async move |attempt| {
+        .run_with(async move |attempt| {
             charge_card(&payment, &attempt.derived_key("card-company").to_string()).await
         })
         .await?;

@@ -2,24 +2,23 @@
 //!
 //! `cargo run -p semel --example ten_threads`
 
-use std::convert::Infallible;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use semel::store::MemoryStore;
-use semel::{Engine, Failure, Key, RunError};
+use semel::{Engine, Key, RunError};
 
 static RUNS: AtomicU32 = AtomicU32::new(0);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::builder(MemoryStore::new()).build()?;
     let start = Barrier::new(10);
-    let call = |thread: u32| -> Result<(u32, bool), RunError<Infallible>> {
+    let call = |thread: u32| -> Result<(u32, bool), RunError> {
         start.wait();
         let answer =
             engine.once(Key::new("price").value("risk-7")).fingerprint(&("term", 12)).run_blocking(|_| {
                 RUNS.fetch_add(1, Ordering::SeqCst);
-                Ok::<_, Failure<Infallible>>(thread)
+                Ok(thread)
             })?;
         Ok((answer.value, answer.replayed))
     };

@@ -8,11 +8,11 @@
 //!     Ok(format!("charged {amount}"))
 //! }
 //!
-//! async fn charge(engine: &Engine, order: &str) -> Result<Answer<String>, RunError<std::io::Error>> {
+//! async fn charge(engine: &Engine, order: &str) -> Result<Answer<String>, RunError> {
 //!     engine
 //!         .once(Key::new("charge").scope("acct_1").value(order))
 //!         .fingerprint(&1200)
-//!         .run(async |_attempt| charge_card(1200).await.unknown())
+//!         .run(async || charge_card(1200).await.unknown())
 //!         .await
 //! }
 //!
@@ -59,7 +59,9 @@ use std::time::Duration;
 use tokio::sync::{Notify, OnceCell};
 
 pub use self::acquire::Acquired;
-pub use self::answer::{Answer, Failure, FailureExt, OutcomeDecodeError, RunError};
+pub use self::answer::{
+    Answer, AnyError, EffectResult, Failure, FailureExt, FailureOf, OutcomeDecodeError, RunError,
+};
 pub use self::builder::{BuildError, EngineBuilder};
 pub use self::event::{Event, Observer, ReplayedFrom, Stats, Subject};
 pub use self::flight::WaiterCaps;
@@ -75,7 +77,7 @@ use crate::key::{Key, KeyId};
 use crate::outcome::Outcome;
 use crate::record::{self, Begin, Command, Force, Mode, Owner, Ruling, Settlement, Terms};
 use crate::secret::Secret;
-use crate::store::{self, ErrorKind, Snapshot, Store};
+use crate::store::{self, ErrorKind, IntoStore, Snapshot, Store};
 use crate::time::instant;
 
 /// Runs effects once over a store. Cheap to clone: all clones share one engine.
@@ -99,19 +101,15 @@ struct EngineInner {
 }
 
 impl Engine {
-    /// Starts to build an engine over `store`.
-    pub fn builder(store: impl Store) -> EngineBuilder {
-        EngineBuilder::new(Arc::new(store))
+    /// Starts to build an engine over `store`: a store, or an `Arc` of one that other components use too.
+    pub fn builder(store: impl IntoStore) -> EngineBuilder {
+        EngineBuilder::new(store.into_store())
     }
 
-    /// Starts to build an engine over a store that other components use too.
-    pub fn over(store: Arc<dyn Store>) -> EngineBuilder {
-        EngineBuilder::new(store)
-    }
-
-    /// Names a call that must happen once.
-    pub fn once(&self, key: Key) -> Once {
-        Once::new(self, key)
+    /// Names a call that must happen once. A plain text is a key of the namespace `default`; see [`Key`] for
+    /// operations and tenants.
+    pub fn once(&self, key: impl Into<Key>) -> Once {
+        Once::new(self, key.into())
     }
 
     /// The store of this engine.

@@ -147,6 +147,20 @@ impl Key {
     }
 }
 
+/// A plain text is the value of a key in the namespace `default`, without a scope.
+impl From<&str> for Key {
+    fn from(value: &str) -> Self {
+        Self::new("default").value(value)
+    }
+}
+
+/// As from `&str`.
+impl From<String> for Key {
+    fn from(value: String) -> Self {
+        Self::from(value.as_str())
+    }
+}
+
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Key({}…)", self.hint())

@@ -36,6 +36,6 @@ pub mod time;
 #[doc(hidden)]
 pub mod together;
 
-pub use engine::{Answer, Attempt, Engine, Failure, FailureExt, RunError};
+pub use engine::{Answer, AnyError, Attempt, Engine, Failure, FailureExt, RunError};
 pub use key::Key;
 pub use record::Mode;

@@ -31,7 +31,7 @@ mod wraps;
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 /// The SQLite binding. Effects that share the embedded store's transaction get its `Transaction`.
 #[cfg(feature = "embedded")]
@@ -134,6 +134,30 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
 
     /// What survives a crash, in a word for a start-up banner.
     fn durability(&self) -> Durability;
+}
+
+/// A store to build an engine over: by value, or shared in an `Arc`.
+pub trait IntoStore {
+    /// The store, shared.
+    fn into_store(self) -> Arc<dyn Store>;
+}
+
+impl<S: Store> IntoStore for S {
+    fn into_store(self) -> Arc<dyn Store> {
+        Arc::new(self)
+    }
+}
+
+impl<S: Store> IntoStore for Arc<S> {
+    fn into_store(self) -> Arc<dyn Store> {
+        self
+    }
+}
+
+impl IntoStore for Arc<dyn Store> {
+    fn into_store(self) -> Arc<dyn Store> {
+        self
+    }
 }
 
 /// A cache of completed records that a store invalidates.

@@ -18,8 +18,8 @@ pub(crate) struct CheckView<'a> {
     pub(crate) dialect: StoryboardDialect,
     /// Branches that passed so far.
     pub(crate) contributions: &'a BTreeSet<String>,
-    /// The bodies of earlier steps' answers.
-    pub(crate) bodies: &'a HashMap<String, bytes::Bytes>,
+    /// The answers of earlier steps.
+    pub(crate) answers: &'a HashMap<String, TargetAnswer>,
     /// The step's own schema.
     pub(crate) schema: Option<&'a Value>,
 }
@@ -85,7 +85,32 @@ pub(crate) fn one(check: &Check, view: CheckView<'_>) -> CheckVerdict {
             CheckVerdict::judge(found.is_none(), || json!(format!("no header {name}")), || json!(found))
         }
         CheckKind::HeaderValue => header(check, answer, &wanted),
-        CheckKind::BodyEqualsStep => body_equals(check, view),
+        CheckKind::BodyEqualsStep => with_step(check, view, |known| {
+            let text = |body: &[u8]| json!(String::from_utf8_lossy(body));
+            CheckVerdict::judge(known.body == answer.body, || text(&known.body), || text(&answer.body))
+        }),
+        CheckKind::StatusEqualsStep => with_step(check, view, |known| {
+            CheckVerdict::judge(
+                known.status == answer.status,
+                || json!(known.status),
+                || json!(answer.status),
+            )
+        }),
+        CheckKind::HeaderEqualsStep => with_step(check, view, |known| {
+            let name = check.header.as_deref().unwrap_or_default();
+            let (first, now) = (known.header(name), answer.header(name));
+            CheckVerdict::judge(first.is_none() || first == now, || json!(first), || json!(now))
+        }),
+        CheckKind::FieldDiffersStep => with_step(check, view, |known| {
+            let (first, now) = (path.get(&known.payload), path.get(payload));
+            let equal = first.as_ref().zip(now.as_ref()).is_some_and(|(first, now)| same(first, now));
+            CheckVerdict::judge(!equal, || json!({"not": first}), || json!(now))
+        }),
+        CheckKind::RetryHint => CheckVerdict::judge(
+            !answer.without_hint,
+            || json!("the header Retry-After"),
+            || json!("a refusal that does not say when to ask again"),
+        ),
         CheckKind::BodyExcludes => excludes(answer, &wanted),
         CheckKind::ErrorCode => {
             let code = answer.code();
@@ -223,18 +248,19 @@ fn header(check: &Check, answer: &TargetAnswer, wanted: &[Value]) -> CheckVerdic
     CheckVerdict::judge(held, || one_of(wanted), || json!(text))
 }
 
-fn body_equals(check: &Check, view: CheckView<'_>) -> CheckVerdict {
+/// Compares with the answer of an earlier step.
+fn with_step(
+    check: &Check,
+    view: CheckView<'_>,
+    judge: impl FnOnce(&TargetAnswer) -> CheckVerdict,
+) -> CheckVerdict {
     let step = check.other_step().unwrap_or_default();
-    let Some(known) = view.bodies.get(&step) else {
-        return CheckVerdict::fail(format!("the body of step {step}"), "no answer is known of that step");
-    };
-    let body = &view.answer.body;
-    let held = known == body;
-    CheckVerdict::judge(
-        held,
-        || json!(String::from_utf8_lossy(known)),
-        || json!(String::from_utf8_lossy(body)),
-    )
+    match view.answers.get(&step) {
+        Some(known) => judge(known),
+        None => {
+            CheckVerdict::fail(format!("an answer of the step {step}"), "no answer is known of that step")
+        }
+    }
 }
 
 /// None of these values may occur in the body or in a header.

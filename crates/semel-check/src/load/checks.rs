@@ -124,9 +124,13 @@ impl Checks<'_> {
                 (check.header.is_none() || !wanted)
                     .then_some("`header`, and `value`, `allowed_values` or `pattern`")
             }
-            CheckKind::BodyEqualsStep => {
+            CheckKind::BodyEqualsStep | CheckKind::StatusEqualsStep => {
                 check.other_step().is_none().then_some("`step`, the id of an earlier step")
             }
+            CheckKind::HeaderEqualsStep => {
+                (check.header.is_none() || check.step.is_none()).then_some("`header` and `step`")
+            }
+            CheckKind::FieldDiffersStep => (!has_path || check.step.is_none()).then_some("`path` and `step`"),
             CheckKind::BodyExcludes => (!wanted).then_some("`value` or `allowed_values`"),
             CheckKind::FieldLessThan | CheckKind::FieldGreaterThan => {
                 let fine = has_path && (check.value.is_some() || check.context_key.is_some());
@@ -151,7 +155,7 @@ impl Checks<'_> {
             }
             CheckKind::RateLimitNotReplayed => (self.dialect == StoryboardDialect::Own && !self.tripping)
                 .then_some("a step with `rate_limit_trip`"),
-            CheckKind::ResponseSchema | CheckKind::Unknown => None,
+            CheckKind::RetryHint | CheckKind::ResponseSchema | CheckKind::Unknown => None,
         }
     }
 }

@@ -73,6 +73,8 @@ impl Steps<'_> {
             requires_tool: table.text("requires_tool"),
             requires_contract: table.text("requires_contract"),
             auth: Self::auth(&mut table),
+            finds_key_form: table.flag("finds_key_form") == Some(true),
+            skip_if_refused: table.flag("skip_if_refused") == Some(true),
             contributes_to,
             reviewer_checks: table.texts("reviewer_checks").unwrap_or_default(),
             schema,
@@ -141,7 +143,10 @@ impl Steps<'_> {
         if let Some(headers) = request.table("headers") {
             drop(headers);
         }
-        for name in ["headers", "body", "body_raw"] {
+        if request.has("key") && request.has("key_text") {
+            self.log.mistake(request.at(), "`key` or `key_text`, not both");
+        }
+        for name in ["headers", "body", "body_raw", "key", "key_text"] {
             // Read, so that they are not reported as unknown.
             request.has(name);
         }
@@ -152,7 +157,8 @@ impl Steps<'_> {
         };
         whole.insert("method".to_owned(), Value::String(method));
         for name in whole.keys() {
-            if !["method", "path", "headers", "body", "body_raw"].contains(&name.as_str()) {
+            if !["method", "path", "headers", "body", "body_raw", "key", "key_text"].contains(&name.as_str())
+            {
                 self.log.notice(request.at(), &format!("`{name}` of a request is unknown and ignored"));
             }
         }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{CheckOutcome, Grade, Report, StepReport};
+use super::{CheckOutcome, Explanation, FileReport, Grade, Report, StepReport};
 
 /// The report as JUnit XML: a file is a suite, a step is a test case. A recommended or optional case that failed is reported as
 /// skipped, so that the build does not fail.
@@ -34,7 +34,7 @@ pub fn junit(report: &Report) -> String {
             seconds(spent)
         );
         for step in &file.steps {
-            case(&mut xml, step);
+            case(&mut xml, file, step);
         }
         xml.push_str("  </testsuite>\n");
     }
@@ -42,7 +42,7 @@ pub fn junit(report: &Report) -> String {
     xml
 }
 
-fn case(xml: &mut String, step: &StepReport) {
+fn case(xml: &mut String, file: &FileReport, step: &StepReport) {
     let _ = write!(
         xml,
         "    <testcase classname=\"{}.{}\" name=\"{}\" time=\"{}\"",
@@ -56,7 +56,9 @@ fn case(xml: &mut String, step: &StepReport) {
         Grade::Passed => None,
         Grade::Failed => {
             let first = reasons.lines().next().unwrap_or("failed");
-            Some(format!("<failure message=\"{}\">{}</failure>", escape(first), escape(&reasons)))
+            let Explanation { harm, fix } = file.explanation(step);
+            let whole = format!("{reasons}\nharm to a client: {harm}\nhow to fix it: {fix}");
+            Some(format!("<failure message=\"{}\">{}</failure>", escape(first), escape(&whole)))
         }
         Grade::NotMet => {
             let message =
@@ -90,8 +92,12 @@ pub(super) fn reasons(step: &StepReport) -> String {
         let place = place.map(|place| format!(" at {place}")).unwrap_or_default();
         let what = match validation.description.as_str() {
             "" => validation.check.clone(),
-            description => format!("{description}: {}", validation.check),
+            description => description.to_owned(),
         };
+        if let Some(sentence) = validation.note.as_ref().filter(|_| validation.check.starts_with("cross_")) {
+            lines.push(format!("{what}: {sentence}"));
+            continue;
+        }
         let (expected, actual) = (shown(&validation.expected), shown(&validation.actual));
         lines.push(format!("{what}{place}: expected {expected}, got {actual}"));
     }
@@ -103,7 +109,7 @@ fn seconds(milliseconds: u64) -> String {
 }
 
 /// Escapes text for XML; drops characters that XML does not allow.
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

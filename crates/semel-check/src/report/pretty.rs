@@ -2,9 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::explain::explain;
 use super::junit::reasons;
-use super::{CheckOutcome, FileReport, Grade, Report, StepReport};
+use super::{CheckOutcome, Explanation, FileReport, Grade, Report, StepReport};
 use crate::storyboard::Level;
 
 /// Whether to use colours.
@@ -120,10 +119,9 @@ fn tell_file(text: &mut String, file: &FileReport, paint: Paint, telling: Verbos
         }
         let unmet = steps.iter().find(|step| matches!(step.grade, Grade::Failed | Grade::NotMet));
         if let Some(step) = unmet.filter(|_| telling == Verbosity::Explained) {
-            let told = case.explain.as_ref().map(|(suffers, fix)| (suffers.as_str(), fix.as_str()));
-            let (suffers, fix) = told.unwrap_or_else(|| explain(step));
-            let _ = writeln!(text, "      {} {}", paint.paint("1", "harm to a client:"), suffers.trim());
-            let _ = writeln!(text, "      {} {}", paint.paint("1", "how to fix it:"), fix.trim());
+            let Explanation { harm, fix } = file.explanation(step);
+            let _ = writeln!(text, "      {} {harm}", paint.paint("1", "harm to a client:"));
+            let _ = writeln!(text, "      {} {fix}", paint.paint("1", "how to fix it:"));
         }
     }
     text.push('\n');

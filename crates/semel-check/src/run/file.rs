@@ -1,10 +1,10 @@
 //! Runs one storyboard: decides whether it applies, and runs its phases in order.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
+use tokio::time::Instant;
 
 use super::Runner;
 use super::seed;
@@ -12,8 +12,9 @@ use crate::answer::{Extraction, TargetAnswer};
 use crate::call::{Begun, CheckCall};
 use crate::error::Error;
 use crate::gate::{self, Condition};
+use crate::key::KeyForm;
 use crate::redact::{Redactor, secrets_in};
-use crate::report::{CaseReport, FileReport, Grade, Reason, Skip, StepReport};
+use crate::report::{CaseReport, Explanation, FileReport, Grade, Reason, Skip, StepReport};
 use crate::storyboard::{
     Level, Seeding, StepAction, Storyboard, StoryboardPhase, StoryboardStep, Transport, ValueSource,
 };
@@ -26,23 +27,28 @@ pub(super) type ProgressSink<'a> = &'a (dyn Fn(usize, (&str, &str)) + Sync);
 /// The state of one file's run.
 pub(super) struct File<'a> {
     pub(super) runner: &'a Runner,
+    pub(super) began: Instant,
     pub(super) storyboard: &'a Storyboard,
     pub(super) context: Map<String, Value>,
     pub(super) aliases: Mutex<HashMap<String, String>>,
     /// The payload of each step's answer.
     pub(super) payloads: HashMap<String, Value>,
-    /// The body of each step's answer.
-    pub(super) bodies: HashMap<String, Bytes>,
+    /// Each step's answer: the first successful one, else the first.
+    pub(super) answers: HashMap<String, TargetAnswer>,
+    /// The form in which the API accepts keys.
+    pub(super) key_form: KeyForm,
     /// The tools of the target, with their schemas.
     pub(super) tools: HashMap<String, Value>,
     pub(super) contributions: BTreeSet<String>,
     pub(super) secrets: Vec<String>,
     /// An invalid credential, the same for the whole run.
     pub(super) invalid: String,
-    notices: Vec<String>,
+    pub(super) notices: Vec<String>,
     capabilities: Option<Value>,
     /// Phases in which a failed step broke the state, and that step.
     broken: HashMap<String, String>,
+    /// Phases that do not apply, because the API refused what they are about.
+    refused: HashSet<String>,
 }
 
 /// Runs a file.
@@ -82,7 +88,10 @@ pub(super) async fn run(
         id: phase.id.clone(),
         title: phase.title.clone(),
         level: phase.level,
-        explain: phase.explain.as_ref().map(|explain| (explain.suffers.clone(), explain.fix.clone())),
+        explain: phase.explain.as_ref().map(|explain| Explanation {
+            harm: explain.suffers.trim().to_owned(),
+            fix: explain.fix.trim().to_owned(),
+        }),
     });
     Ok(FileReport {
         storyboard: storyboard.id.clone(),
@@ -100,9 +109,6 @@ impl<'a> File<'a> {
         let mut context = storyboard.context.clone();
         let mut notices = Vec::new();
         for (name, value) in &runner.options.set {
-            if !context.contains_key(name) {
-                notices.push(format!("--set {name}: this file has no such value in its `context`"));
-            }
             context.insert(name.clone(), value.clone());
         }
         let outputs = storyboard.phases.iter().flat_map(|phase| &phase.steps).flat_map(|step| &step.outputs);
@@ -118,11 +124,13 @@ impl<'a> File<'a> {
         }
         Self {
             runner,
+            began: Instant::now(),
             storyboard,
             context,
             aliases: Mutex::default(),
             payloads: HashMap::new(),
-            bodies: HashMap::new(),
+            answers: HashMap::new(),
+            key_form: KeyForm::Quoted,
             tools: HashMap::new(),
             contributions: BTreeSet::new(),
             secrets: runner.secrets(),
@@ -130,6 +138,7 @@ impl<'a> File<'a> {
             notices,
             capabilities: None,
             broken: HashMap::new(),
+            refused: HashSet::new(),
         }
     }
 
@@ -237,7 +246,7 @@ impl<'a> File<'a> {
             Transport::Mcp => caller.tool("get_adcp_capabilities", &json!({}), credential.as_deref()),
             Transport::Http => {
                 let request = json!({"method": "GET", "path": "/.well-known/idempotency"});
-                CheckCall::request(&request, credential.as_deref())
+                CheckCall::request(&request, credential.as_deref(), &self.runner.options)
             }
         };
         let told = match call {
@@ -283,6 +292,10 @@ impl<'a> File<'a> {
 
     /// Runs a step, unless a step that it depends on failed.
     async fn step_of(&mut self, phase: &StoryboardPhase, step: &StoryboardStep) -> StepReport {
+        if self.refused.contains(&phase.id) {
+            let skip = Skip::new(Reason::NotApplicable, "the API refuses such a request");
+            return self.skipped(phase, step, skip);
+        }
         if step.stateful
             && let Some(culprit) = self.broken_before(phase)
         {
@@ -307,6 +320,11 @@ impl<'a> File<'a> {
 
     /// Records the consequences of a step for later ones.
     fn cascade(&mut self, phase: &StoryboardPhase, step: &StoryboardStep, report: &StepReport) {
+        let status = |answer: &TargetAnswer| (400..500).contains(&answer.status);
+        if step.skip_if_refused && self.answers.get(&step.id).is_some_and(status) {
+            self.refused.insert(phase.id.clone());
+            return;
+        }
         if !step.stateful {
             return;
         }
@@ -343,6 +361,7 @@ impl<'a> File<'a> {
             validations: Vec::new(),
             extraction_path: Extraction::None,
             skip: Some(skip),
+            timeline: Vec::new(),
             error: None,
             reviewer_checks: step.reviewer_checks.clone(),
         }

@@ -1,6 +1,9 @@
 //! Grades the answers of a step: each check, the implicit checks, and the invariants.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::file::File;
 use super::step::{judges_itself, transport_word};
@@ -9,8 +12,8 @@ use crate::check::{Check, CheckKind, CheckVerdict, CheckView, Severity, across, 
 use crate::invariant;
 use crate::path::Path;
 use crate::redact::{redact, secrets_in};
-use crate::report::{CheckOutcome, Validation};
-use crate::storyboard::{Expects, StoryboardStep};
+use crate::report::{CheckOutcome, TimelineEntry, Validation};
+use crate::storyboard::{Expects, Spread, StoryboardStep};
 use crate::substitute::Unresolved;
 
 /// Longer strings are truncated in reports.
@@ -21,6 +24,28 @@ const LONGEST_TEXT: usize = 4000;
 pub(super) struct RecordedExchange {
     pub(super) asked: Value,
     pub(super) answer: TargetAnswer,
+    pub(super) sent: Instant,
+    pub(super) took: Duration,
+}
+
+impl RecordedExchange {
+    /// It was sent at `sent`, and answered now.
+    pub(super) fn new(asked: Value, answer: TargetAnswer, sent: Instant) -> Self {
+        Self { asked, answer, sent, took: sent.elapsed() }
+    }
+
+    /// The exchange as reports show it, without secrets.
+    pub(super) fn entry(&self, file: &File<'_>) -> TimelineEntry {
+        let mut known = file.secrets.clone();
+        secrets_in(&self.asked, &mut known);
+        let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        TimelineEntry {
+            at_ms: millis(self.sent.saturating_duration_since(file.began)),
+            took_ms: millis(self.took),
+            request: clean(self.asked.clone(), &known),
+            response: clean(shown(&self.answer), &known),
+        }
+    }
 }
 
 /// The results of all checks of a step.
@@ -130,6 +155,7 @@ impl Grader<'_> {
             let answers: Vec<&TargetAnswer> =
                 self.exchanges.iter().map(|exchange| &exchange.answer).collect();
             let verdict = across(&filled, &answers);
+            validation.note = self.race_sentence(&filled, &verdict);
             return self.told(validation, verdict, self.exchanges.first(), check.severity);
         }
         if self.exchanges.is_empty() && check.kind != CheckKind::AnyOf {
@@ -161,13 +187,29 @@ impl Grader<'_> {
         self.told(validation, so_far, about, check.severity)
     }
 
+    /// The result of a race in a sentence, if it failed.
+    fn race_sentence(&self, check: &Check, verdict: &CheckVerdict) -> Option<String> {
+        let CheckVerdict::Fail { actual, .. } = verdict else { return None };
+        if !matches!(self.step.spread, Spread::Parallel(_)) || check.path.as_deref() == Some("http_status") {
+            return None;
+        }
+        let requests = self.exchanges.len();
+        let effects = actual.get("observed_cardinality")?.as_u64()?;
+        Some(match effects {
+            0 => format!("{requests} requests, and no answer with the member that names an effect"),
+            _ => format!(
+                "{requests} requests, {effects} effects: keys are not claimed before the handler runs"
+            ),
+        })
+    }
+
     fn view<'b>(&'b self, answer: &'b TargetAnswer) -> CheckView<'b> {
         CheckView {
             answer,
             context: &self.file.context,
             dialect: self.file.storyboard.dialect,
             contributions: &self.file.contributions,
-            bodies: &self.file.bodies,
+            answers: &self.file.answers,
             schema: self.step.schema.as_ref(),
         }
     }

@@ -2,15 +2,20 @@
 
 use base64::Engine as _;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::file::File;
 use super::grade::RecordedExchange;
 use super::step::SendResult;
 use crate::call::{Begun, CheckCall};
+use crate::key::set_key;
 use crate::path::Path;
 use crate::report::{Reason, Skip};
 use crate::storyboard::{Auth, KeyRule, StepAction, StoryboardDialect, StoryboardStep};
 use crate::substitute::{Unresolved, uuid_v4};
+
+/// The header that the draft names.
+pub(super) const KEY_HEADER: &str = "Idempotency-Key";
 
 pub(super) fn missing(tool: &str) -> Skip {
     let reason =
@@ -43,8 +48,17 @@ pub(super) fn filled(
         StepAction::Request(request) => {
             let mut request = scope.fill(request).map_err(SendResult::from)?;
             inject(&mut request)?;
+            let uuid = |name: &str| {
+                let mut aliases = file.aliases.lock();
+                aliases.entry(name.to_owned()).or_insert_with(uuid_v4).clone()
+            };
+            let header = file.runner.options.key_header.as_deref().unwrap_or(KEY_HEADER);
+            set_key(&mut request, file.key_form, header, uuid);
+            if header != KEY_HEADER {
+                rename_key_header(&mut request, header);
+            }
             if let Some(key) = key {
-                set_key_header(&mut request, key);
+                set_key_header(&mut request, header, &file.key_form.key(key));
             }
             Ok(StepAction::Request(request))
         }
@@ -80,7 +94,7 @@ pub(super) fn filled(
 /// The place of an input: in the arguments; over HTTP in the body, unless it names another part of the request.
 fn inject_at(path: &str, action: &StepAction) -> Path {
     let part = path.split(['.', '[']).next().unwrap_or_default();
-    let named = ["method", "path", "headers", "body", "body_raw"].contains(&part);
+    let named = ["method", "path", "headers", "body", "body_raw", "key", "key_text"].contains(&part);
     match action {
         StepAction::Request(_) if !named => match path.strip_prefix('/') {
             Some(pointer) => Path::parse(&format!("/body/{pointer}")),
@@ -90,12 +104,21 @@ fn inject_at(path: &str, action: &StepAction) -> Path {
     }
 }
 
-pub(super) fn set_key_header(request: &mut Value, key: &str) {
+pub(super) fn set_key_header(request: &mut Value, header: &str, key: &str) {
     let Some(request) = request.as_object_mut() else { return };
     let headers = request.entry("headers").or_insert_with(|| json!({}));
     if let Some(headers) = headers.as_object_mut() {
-        let known = headers.keys().find(|name| name.eq_ignore_ascii_case("idempotency-key")).cloned();
-        headers.insert(known.unwrap_or_else(|| "Idempotency-Key".to_owned()), json!(key));
+        let known = headers.keys().find(|name| name.eq_ignore_ascii_case(header)).cloned();
+        headers.insert(known.unwrap_or_else(|| header.to_owned()), json!(key));
+    }
+}
+
+/// For an API that reads keys from another header than the file says.
+fn rename_key_header(request: &mut Value, header: &str) {
+    let Some(headers) = request.get_mut("headers").and_then(Value::as_object_mut) else { return };
+    let written = headers.keys().find(|name| name.eq_ignore_ascii_case(KEY_HEADER)).cloned();
+    if let Some(value) = written.and_then(|name| headers.shift_remove(&name)) {
+        headers.insert(header.to_owned(), value);
     }
 }
 
@@ -126,14 +149,15 @@ pub(super) async fn call(
     let credential = credential.as_deref();
     let caller = &file.runner.caller;
     let call = match action {
-        StepAction::Request(request) => CheckCall::request(request, credential),
+        StepAction::Request(request) => CheckCall::request(request, credential, &file.runner.options),
         StepAction::Tool { name, arguments } => {
             match caller.begin(credential).await {
                 Err(error) => return Err(SendResult::Failed(error.to_string())),
                 // A credential that cannot begin a session was refused: that is the answer.
                 Ok(Begun::Refused(answer)) => {
                     let asked = json!({"tool": name, "arguments": arguments});
-                    return Err(SendResult::Answered(vec![RecordedExchange { asked, answer: *answer }]));
+                    let exchange = RecordedExchange::new(asked, *answer, Instant::now());
+                    return Err(SendResult::Answered(vec![exchange]));
                 }
                 Ok(Begun::Session) => {}
             }

@@ -7,12 +7,13 @@ use tokio::time::{Instant, sleep};
 
 use super::file::File;
 use super::grade::RecordedExchange;
-use super::prepare::{call, filled, set_key_header, tell_apart};
+use super::prepare::{KEY_HEADER, call, filled, set_key_header, tell_apart};
 use super::step::SendResult;
 use crate::answer::TargetAnswer;
 use crate::call::overlay;
 use crate::check::{CheckVerdict, rate_limit};
 use crate::dispatch::{Dispatched, dispatch};
+use crate::key::KeyForm;
 use crate::report::{Reason, Skip};
 use crate::storyboard::{Parallel, SharedKey, StepAction, StoryboardStep, Trip};
 use crate::substitute::uuid_v4;
@@ -38,12 +39,41 @@ pub(super) async fn several(
             Ok(call) => call,
             Err(sent) => return sent,
         };
+        let sent = Instant::now();
         match file.runner.caller.send(&call).await {
-            Ok(answer) => exchanges.push(RecordedExchange { asked: call.asked.clone(), answer }),
+            Ok(answer) => exchanges.push(RecordedExchange::new(call.asked.clone(), answer, sent)),
             Err(error) => return SendResult::Failed(error.to_string()),
         }
     }
     SendResult::Answered(exchanges)
+}
+
+/// Sends the first request with keys in each form, until one is not refused. All later keys have that form.
+pub(super) async fn find_key_form(
+    file: &mut File<'_>,
+    step: &StoryboardStep,
+    action: &StepAction,
+) -> SendResult {
+    let mut first = None;
+    for form in KeyForm::ALL {
+        file.key_form = form;
+        let sent = several(file, step, action, 1).await;
+        let refused = match &sent {
+            SendResult::Answered(exchanges) => {
+                exchanges.iter().any(|exchange| (400..500).contains(&exchange.answer.status))
+            }
+            _ => false,
+        };
+        if !refused {
+            file.notices.extend(form.notice().map(str::to_owned));
+            file.context.insert("key_quoted".to_owned(), json!(form == KeyForm::Quoted));
+            return sent;
+        }
+        first.get_or_insert(sent);
+    }
+    // It is not about the form.
+    file.key_form = KeyForm::Quoted;
+    first.unwrap_or_else(|| SendResult::Failed("no form of a key was tried".to_owned()))
 }
 
 /// Sends concurrently.
@@ -74,7 +104,10 @@ pub(super) async fn at_once(
         let mut correlation = None;
         if parallel.key == SharedKey::Fresh {
             match &mut one {
-                StepAction::Request(request) => set_key_header(request, &uuid_v4()),
+                StepAction::Request(request) => {
+                    let header = file.runner.options.key_header.as_deref().unwrap_or(KEY_HEADER);
+                    set_key_header(request, header, &file.key_form.key(&uuid_v4()));
+                }
                 StepAction::Tool { arguments, .. } => {
                     if let Some(members) = arguments.as_object_mut() {
                         members.insert("idempotency_key".to_owned(), json!(uuid_v4()));
@@ -95,10 +128,15 @@ pub(super) async fn at_once(
         }
     }
     let asked: Vec<Value> = calls.iter().map(|call| call.asked.clone()).collect();
+    let sent = Instant::now();
     match dispatch(file.runner.caller.target(), calls, parallel.barrier).await {
         Dispatched::Answered(answers) => {
-            let exchanges =
-                asked.into_iter().zip(answers).map(|(asked, answer)| RecordedExchange { asked, answer });
+            let exchanges = asked.into_iter().zip(answers).map(|(asked, (answer, took))| RecordedExchange {
+                asked,
+                answer,
+                sent,
+                took,
+            });
             SendResult::Answered(exchanges.collect())
         }
         Dispatched::TimedOut(why) => {
@@ -121,6 +159,7 @@ pub(super) async fn trip(file: &File<'_>, step: &StoryboardStep, trip: &Trip) ->
             Ok(call) => call,
             Err(sent) => return sent,
         };
+        let sent = Instant::now();
         let tripped = match caller.send(&first).await {
             Ok(answer) => answer,
             Err(error) => return SendResult::Failed(error.to_string()),
@@ -129,7 +168,7 @@ pub(super) async fn trip(file: &File<'_>, step: &StoryboardStep, trip: &Trip) ->
             continue;
         }
         let exchange =
-            |answer: &TargetAnswer| RecordedExchange { asked: first.asked.clone(), answer: answer.clone() };
+            |answer: &TargetAnswer| RecordedExchange::new(first.asked.clone(), answer.clone(), sent);
         let fail = |expected: Value, actual: &str| CheckVerdict::Fail { expected, actual: json!(actual) };
         let Some(wait) = tripped.retry_after().filter(|wait| !wait.is_zero()) else {
             let verdict = fail(json!("a retry hint"), "missing_retry_after");
@@ -153,7 +192,7 @@ pub(super) async fn trip(file: &File<'_>, step: &StoryboardStep, trip: &Trip) ->
             Ok(replayed) => {
                 let verdict = rate_limit(&tripped, &replayed);
                 SendResult::Judged(
-                    vec![RecordedExchange { asked: again.asked.clone(), answer: replayed }],
+                    vec![RecordedExchange::new(again.asked.clone(), replayed, sent)],
                     Box::new(verdict),
                 )
             }

@@ -6,12 +6,15 @@ use tokio::time::{Instant, sleep};
 use super::file::File;
 use super::grade::{Graded, RecordedExchange, grade};
 use super::prepare::missing;
-use super::send::{at_once, duration, restart, several, trip};
+use super::send::{at_once, duration, find_key_form, restart, several, trip};
 use crate::check::{CheckKind, CheckVerdict};
 use crate::path::Path;
-use crate::report::{CheckOutcome, Grade, Reason, Skip, StepReport};
+use crate::report::{CheckOutcome, Grade, Reason, Skip, StepReport, TimelineEntry};
 use crate::storyboard::{Level, Spread, StepAction, StoryboardPhase, StoryboardStep, Transport, ValueSource};
 use crate::substitute::Unresolved;
+
+/// The most requests that a timeline shows.
+const LONGEST_TIMELINE: usize = 20;
 
 /// The contracts that this runner supports.
 const CONTRACTS: [&str; 2] = ["parallel_dispatch_runner", "rate_limit_trip_runner"];
@@ -54,6 +57,15 @@ pub(super) async fn run(file: &mut File<'_>, phase: &StoryboardPhase, step: &Sto
         SendResult::Answered(exchanges) => {
             let graded = grade(file, step, &exchanges, None);
             remember(file, step, &exchanges, &mut report);
+            if step.skip_if_refused
+                && exchanges.iter().any(|exchange| (400..500).contains(&exchange.answer.status))
+            {
+                report.skip = Some(Skip::new(Reason::NotApplicable, "the API refuses such a request"));
+                return report;
+            }
+            if graded.failed() {
+                report.timeline = timeline(file, &exchanges);
+            }
             graded
         }
         SendResult::Judged(exchanges, verdict) => {
@@ -93,17 +105,23 @@ pub(super) async fn run(file: &mut File<'_>, phase: &StoryboardPhase, step: &Sto
     report
 }
 
-/// Stores the first answer for later steps, whatever its grade.
+/// Stores an answer for later steps, whatever its grade: the first successful one, else the first.
 fn remember(
     file: &mut File<'_>,
     step: &StoryboardStep,
     exchanges: &[RecordedExchange],
     report: &mut StepReport,
 ) {
-    let Some(first) = exchanges.first() else { return };
+    let success = |exchange: &&RecordedExchange| exchange.answer.error.is_none();
+    let Some(first) = exchanges.iter().find(success).or(exchanges.first()) else { return };
     report.extraction_path = first.answer.extraction;
     file.payloads.insert(step.id.clone(), first.answer.payload.clone());
-    file.bodies.insert(step.id.clone(), first.answer.body.clone());
+    file.answers.insert(step.id.clone(), first.answer.clone());
+}
+
+/// Who sent what when, and what came back, for the report of a failed step.
+fn timeline(file: &File<'_>, exchanges: &[RecordedExchange]) -> Vec<TimelineEntry> {
+    exchanges.iter().take(LONGEST_TIMELINE).map(|exchange| exchange.entry(file)).collect()
 }
 
 /// Captures values; a failed capture fails the step.
@@ -151,6 +169,7 @@ async fn send(file: &mut File<'_>, step: &StoryboardStep) -> SendResult {
         StepAction::Contributions => SendResult::Answered(Vec::new()),
         StepAction::Trip(wanted) => trip(file, step, wanted).await,
         action @ (StepAction::Request(_) | StepAction::Tool { .. }) => match &step.spread {
+            Spread::Once if step.finds_key_form => find_key_form(file, step, action).await,
             Spread::Once => several(file, step, action, 1).await,
             Spread::Repeat(times) => several(file, step, action, *times).await,
             Spread::Parallel(parallel) => at_once(file, step, action, parallel).await,

@@ -21,6 +21,7 @@ use tokio::net::TcpListener;
 pub(crate) struct Asked {
     pub(crate) method: Method,
     pub(crate) path: String,
+    pub(crate) query: String,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
 }
@@ -63,7 +64,9 @@ impl Server {
                             let (parts, body) = request.into_parts();
                             let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
                             let path = parts.uri.path().to_owned();
-                            let asked = Asked { method: parts.method, path, headers: parts.headers, body };
+                            let query = parts.uri.query().unwrap_or_default().to_owned();
+                            let asked =
+                                Asked { method: parts.method, path, query, headers: parts.headers, body };
                             Ok::<_, Infallible>(handle(asked).await)
                         }
                     });

@@ -11,7 +11,9 @@ async fn run(name: &str, form: Form, knows: Knows) -> Report {
     let mut options = RunOptions::new(format!("{}/mcp", server.url()));
     options.auth = Some("first-principal".to_owned());
     options.other_auth = Some("second-principal".to_owned());
-    options.set.insert("bad_packages".to_owned(), json!([{"product_id": "no-such-product"}]));
+    if name == "adcp" {
+        options.set.insert("bad_packages".to_owned(), json!([{"product_id": "no-such-product"}]));
+    }
     options.restart = Some("true".to_owned());
     Runner::new(options).unwrap().run(&[suite(name).unwrap()], &|_| {}).await.unwrap()
 }

@@ -1,6 +1,8 @@
 //! Reports for people, programs and build servers; secrets in none.
 
-use semel_check::{Paint, Report, RunOptions, Runner, Storyboard, Verbosity, json, junit, pretty};
+use semel_check::{
+    Paint, Report, RunOptions, Runner, Storyboard, Verbosity, html, json, junit, markdown, pretty,
+};
 use serde_json::{Value, json as value};
 
 use crate::kit::{Server, reply};
@@ -54,7 +56,30 @@ async fn the_same_story_three_times_and_never_a_secret() {
     assert!(!pretty(&report, Paint::Plain, Verbosity::Short).contains("Pain."));
     assert!(pretty(&report, Paint::Coloured, Verbosity::Short).contains("\x1b[31"));
 
+    let page = html(&report);
+    let comment = markdown(&report);
+    for part in
+        ["Idempotency check: Failed", "The id is one", "Pain.", "Mend it.", "Sent at", "&lt;b&gt;&amp;"]
+    {
+        assert!(page.contains(part), "{part} in\n{page}");
+    }
+    for part in
+        ["### Idempotency check failed", "| **failed** | It is bad | required |", "- How to fix it: Mend it."]
+    {
+        assert!(comment.contains(part), "{part} in\n{comment}");
+    }
+    for text in [&page, &comment] {
+        for secret in
+            ["very-secret-cookie", "tok-123456789", "header-secret-1", "body-secret-1", "key-in-answer"]
+        {
+            assert!(!text.contains(secret), "{secret} in\n{text}");
+        }
+    }
+    assert!(!page.contains("<b>&\""), "{page}");
+
     let programs: Value = serde_json::from_str(&json(&report)).unwrap();
+    assert_eq!(programs["storyboards"][0]["cases"][1]["explain"]["fix"], "Mend it.");
+    assert!(junit(&report).contains("how to fix it: Mend it."));
     assert_eq!(programs["summary"]["failed"], 1);
     assert_eq!(programs["summary"]["optional_not_met"], 1);
     let bad = &programs["storyboards"][0]["steps"][1];

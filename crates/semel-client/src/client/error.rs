@@ -50,12 +50,12 @@ impl Error {
     }
 }
 
-impl From<Error> for semel::Failure<Error> {
-    /// [`Failed`](semel::Failure::Failed) only where surely nothing happened.
+impl<F: From<Error>> From<Error> for semel::Failure<F> {
+    /// [`Failed`](semel::Failure::Failed) only if certainly nothing happened.
     fn from(error: Error) -> Self {
         match error.fate() {
-            TryFate::Undone => Self::Failed(error),
-            TryFate::Unknown | TryFate::Done => Self::Unknown(error),
+            TryFate::Undone => Self::Failed(error.into()),
+            TryFate::Unknown | TryFate::Done => Self::Unknown(error.into()),
         }
     }
 }

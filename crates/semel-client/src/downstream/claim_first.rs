@@ -170,7 +170,8 @@ impl<R> ClaimFirst<R> {
     {
         let Self { provider, reconcile, ask } = self.clone();
         once.mode(Mode::Keyed)
-            .run(move |attempt: Attempt| async move {
+            .error()
+            .run_with(move |attempt: Attempt| async move {
                 let id = ReservedId::of(&attempt, &provider);
                 if attempt.number() > 1 || ask == AskPolicy::Always {
                     match reconcile.find(id).await {

@@ -101,9 +101,12 @@ impl<E> Error<E> {
     }
 }
 
-impl<E> From<Error<E>> for Failure<Error<E>> {
+impl<E, F: From<Error<E>>> From<Error<E>> for Failure<F> {
     fn from(error: Error<E>) -> Self {
-        error.into_failure()
+        match error.into_failure() {
+            Failure::Failed(error) => Self::Failed(error.into()),
+            Failure::Unknown(error) => Self::Unknown(error.into()),
+        }
     }
 }
 

@@ -10,7 +10,8 @@ use semel::fingerprint::Payload;
 use tokio::time::Instant;
 
 use super::Inner;
-use super::messages::WatchedReply;
+#[cfg(feature = "mcp")]
+use super::mcp::WatchedReply;
 use super::read::{Read, ReadDecision, ReadStop, Whole, read_until};
 use crate::body::Body;
 use crate::capacity::{BodyRoom, NoRoom};
@@ -36,6 +37,7 @@ pub(super) struct Admitted {
     /// The parts of the request that its answer depends on.
     pub(super) asked: Asked,
     /// Which answers of the upstream the guard inspects or changes.
+    #[cfg(feature = "mcp")]
     pub(super) watch: WatchedReply,
 }
 
@@ -46,6 +48,7 @@ pub(super) enum Admission {
     /// The request has no key and needs none.
     Unkeyed(Body),
     /// The guard does not claim the request, but inspects its answer.
+    #[cfg(feature = "mcp")]
     Watched(Body, WatchedReply),
     Refused(Asked, Problem),
 }
@@ -97,8 +100,16 @@ impl Inner {
         match request_fingerprint::payload(parts, &data, trailers.as_ref(), policy) {
             Ok(payload) => {
                 let asked = Asked::Request;
-                let watch = WatchedReply::Nothing;
-                let admitted = Admitted { principal, account: None, key, key_at, payload, asked, watch };
+                let admitted = Admitted {
+                    principal,
+                    account: None,
+                    key,
+                    key_at,
+                    payload,
+                    asked,
+                    #[cfg(feature = "mcp")]
+                    watch: WatchedReply::Nothing,
+                };
                 Admission::Keyed(admitted, Body::with_trailers(data, trailers))
             }
             Err(reason) => refused_as(Problem::new(Situation::BodyMalformed, reason)),

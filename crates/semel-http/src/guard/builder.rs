@@ -3,20 +3,18 @@
 use std::fmt;
 use std::sync::Arc;
 
-use http::Method;
 use parking_lot::Mutex;
 use semel::Engine;
 
+use super::rotation::RotationWatch;
 use super::shortcut::{Plainly, Recent};
 use super::{Guard, GuardedRoute, Inner};
 use crate::call::ProbeCaller;
 use crate::capacity::{Capacity, CapacityLimits};
-use crate::codec::{Codec, KeyedTools};
 use crate::limits::Limiter;
-use crate::mcp::tools::Tools;
 use crate::observe::AnswerObserver;
 use crate::policy::{OnDoubt, PolicyError, RoutePolicy};
-use crate::profile::{ADCP_MUTATING_TOOLS, Profile};
+use crate::profile::Profile;
 use crate::scope::Scope;
 use crate::well_known;
 
@@ -141,7 +139,7 @@ impl GuardBuilder {
     /// # Errors
     /// The first setting that cannot work, with a hint how to fix it.
     pub fn build(self) -> Result<Guard, PolicyError> {
-        let Self { engine, profile, namespace, scope, routes, fallback, .. } = self;
+        let Self { engine, mut profile, namespace, scope, routes, fallback, .. } = self;
         let Self { caller, observers, publish, capacity, limits, unmatched, .. } = self;
         for (setting, limit) in [
             ("calls", limits.calls as u64),
@@ -170,17 +168,13 @@ impl GuardBuilder {
         }
         let well_known = match publish {
             WellKnownPolicy::WellKnown => Some(well_known::document(&profile, &fallback, &routes)),
-            WellKnownPolicy::Nothing => None,
-        };
-        let tools = match &profile.codec {
-            Codec::Http => None,
-            Codec::Mcp { tools } => {
-                if routes.iter().chain([&fallback]).any(|route| route.guards(&Method::POST)) {
-                    log_guarded_tools(tools);
-                }
-                Some(Tools::new(tools))
+            WellKnownPolicy::Nothing => {
+                profile.documentation = profile.documentation.filter(|link| link != well_known::PATH);
+                None
             }
         };
+        #[cfg(feature = "mcp")]
+        let tools = super::mcp::tools(&profile.codec, routes.iter().chain([&fallback]));
         let scope = scope.unwrap_or_else(|| profile.scope());
         let of = |number, mut policy: RoutePolicy| {
             // Headers that identify the principal are the same in all requests of one principal.
@@ -204,6 +198,7 @@ impl GuardBuilder {
         let inner = Inner {
             engine,
             profile,
+            #[cfg(feature = "mcp")]
             tools,
             namespace,
             scope,
@@ -217,25 +212,9 @@ impl GuardBuilder {
             unmatched,
             probing: Mutex::default(),
             recent: Recent::new(),
+            rotation: RotationWatch::new(),
         };
         Ok(Guard { inner: Arc::new(inner) })
-    }
-}
-
-/// Logs at start which tool calls are guarded.
-fn log_guarded_tools(tools: &KeyedTools) {
-    match tools {
-        KeyedTools::Listed => tracing::info!(
-            target: "semel",
-            tools = ADCP_MUTATING_TOOLS.join(", "),
-            "these tools need an idempotency_key, and so does a tool whose schema in tools/list requires it; calls of \
-             other tools are guarded if they carry one"
-        ),
-        KeyedTools::Named(names) => tracing::info!(
-            target: "semel",
-            tools = names.join(", "),
-            "these tools need an idempotency_key; calls of other tools are guarded if they carry one"
-        ),
     }
 }
 

@@ -223,12 +223,14 @@ impl Resumed {
     }
 
     /// Returns the bytes that were read as one piece, and leaves the rest.
+    #[cfg(feature = "mcp")]
     pub(super) fn take_read(&mut self) -> Bytes {
         let pieces = std::mem::take(&mut self.read).into();
         Whole { pieces, trailers: None }.join().0
     }
 
     /// Puts a piece in front of the rest.
+    #[cfg(feature = "mcp")]
     pub(super) fn put_back(&mut self, piece: Bytes) {
         self.read.push_front(piece);
     }

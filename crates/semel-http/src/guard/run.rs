@@ -74,6 +74,7 @@ impl Inner {
         RunResult::Answered(match policy.verdict(answer.status()) {
             StatusVerdict::Keep if !steering.discard => match &asked {
                 Asked::Request => self.keep(policy, running, answer, steering, limit).await,
+                #[cfg(feature = "mcp")]
                 Asked::Message(call) => {
                     Box::pin(self.keep_message(route, call, running, answer, steering, limit)).await
                 }

@@ -1,4 +1,4 @@
-//! Another request under the same key: X4, X17, X18, X19, X26, poisoning, 5.8.
+//! Another request under the same key: a conflict, or poisoning of another tenant.
 
 use http::{Method, Request};
 use semel::canonical::Exclusions;

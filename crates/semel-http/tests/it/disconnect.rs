@@ -1,4 +1,4 @@
-//! A client that goes away changes nothing: X1, disconnect_mid_effect, disconnect_mid_upload, slow_body.
+//! A client that goes away changes nothing: disconnect_mid_effect, disconnect_mid_upload, slow_body.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

@@ -185,7 +185,7 @@ impl Kit {
 
 fn engine(store: &Arc<FaultStore<MemoryStore>>) -> Engine {
     // Kept answers come from the store's clock, so that a test can move past retention.
-    let engine = Engine::over(store.clone()).hot_cache(0, Duration::from_secs(1));
+    let engine = Engine::builder(store.clone()).hot_cache(0, Duration::from_secs(1));
     engine.backstop(Duration::from_millis(20)).sweep_every(None).build().unwrap()
 }
 

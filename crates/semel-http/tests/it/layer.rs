@@ -1,4 +1,4 @@
-//! The layer before axum, over real connections: X1 as a client sees it.
+//! The layer before axum, over real connections, as a client sees it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

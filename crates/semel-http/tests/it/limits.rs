@@ -1,4 +1,4 @@
-//! Bounds per principal: R8, key_flood.
+//! Bounds per principal: key_flood.
 
 use semel_http::policy::{InsertLimits, Rate};
 

@@ -1,6 +1,7 @@
 //! The HTTP surface, from outside: one binary.
 #![expect(clippy::unwrap_used, reason = "a helper that fails is a test that fails")]
 
+#[cfg(feature = "mcp")]
 #[path = "../../examples/naive_agent/agent.rs"]
 mod agent;
 mod conflict;
@@ -14,6 +15,7 @@ mod keys;
 mod kit;
 mod layer;
 mod limits;
+#[cfg(feature = "mcp")]
 mod mcp;
 mod pinning;
 mod policy;

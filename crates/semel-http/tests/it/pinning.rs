@@ -1,4 +1,4 @@
-//! Which answers are kept: status_policy, R3, X22.
+//! Which answers are kept: status_policy.
 
 use http::Response;
 use semel_http::policy::{OnServerError, Pin, PolicyBuilder};

@@ -1,4 +1,4 @@
-//! What is replayed is what was answered: X15, X16, replay_marked, compression, trailers.
+//! What is replayed is what was answered: replay_marked, compression, trailers.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response};

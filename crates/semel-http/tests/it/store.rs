@@ -1,4 +1,4 @@
-//! A store that fails or answers late: store down, publish_reply_lost, zombie_publish, X8, X9, X10, X13.
+//! A store that fails or answers late: store down, publish_reply_lost, zombie_publish.
 
 use std::time::Duration;
 
@@ -121,7 +121,7 @@ async fn complete_never_lands() {
     assert_eq!(kit.upstream.calls(), 1);
 }
 
-// zombie_publish, X9: a late owner answers with the winner's outcome, never its own.
+// zombie_publish: a late owner answers with the winner's outcome, never its own.
 #[tokio::test]
 async fn a_late_owner_answers_with_the_winner() {
     for (mode, status) in [(Mode::Rerun, 200), (Mode::Keyed, 200), (Mode::Rerun, 404)] {

@@ -1,4 +1,4 @@
-//! Answers that are too large or have no end: X14, response_too_large, streaming, sse, upstream_cut_mid_body.
+//! Answers that are too large or have no end: response_too_large, streaming, sse, upstream_cut_mid_body.
 
 use std::pin::Pin;
 use std::sync::Arc;

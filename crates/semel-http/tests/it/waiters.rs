@@ -1,5 +1,5 @@
 //! Duplicates while the first call runs: stampede, owner_dies_with_waiters, waiter_deadline, waiter_leaves,
-//! waiter_caps, X7, X9, X21.
+//! waiter_caps.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -176,7 +176,7 @@ async fn too_many_waiters() {
     let clock = ManualClock::default();
     let store = Arc::new(FaultStore::new(Arc::new(MemoryStore::with_clock(clock.clone()))));
     let caps = WaiterCaps { per_key: 1, ..WaiterCaps::default() };
-    let engine = Engine::over(store.clone()).waiter_caps(caps).build().unwrap();
+    let engine = Engine::builder(store.clone()).waiter_caps(caps).build().unwrap();
     let kit = Kit::over(engine, store, clock, upstream, |guard| guard);
     let mut callers = JoinSet::new();
     for _ in 0..2 {

@@ -19,7 +19,7 @@ impl VictimLife {
         if fate == LifeEnd::DiesBeforeClaim {
             die();
         }
-        let once = engine.once(key()).fingerprint("17 euro");
+        let once = engine.once(key()).fingerprint("17 euro").error();
         let ran = once.run_in(store, move |transaction, attempt| {
             let fence = attempt.fence().get();
             VictimReport::InEffect { fence }.send();

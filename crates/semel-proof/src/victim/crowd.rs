@@ -150,7 +150,7 @@ fn engine(store: Arc<dyn Store>, mode: Mode, deaths: Deaths) -> Engine {
         Deaths::None => (NEVER, NEVER),
         Deaths::Owner => (Duration::from_secs(3), WAIT),
     };
-    let engine = Engine::over(store).mode(mode).lease(lease).in_flight_max(in_flight_max).retention(NEVER);
+    let engine = Engine::builder(store).mode(mode).lease(lease).in_flight_max(in_flight_max).retention(NEVER);
     engine.wait(WAIT).backstop(NEVER).sweep_every(None).build().expect("the terms fit together")
 }
 
@@ -222,7 +222,11 @@ impl CrowdRound {
             };
             let once = engine.once(Key::new("crowd").value(self.key.clone())).fingerprint("the same");
             callers.spawn(async move {
-                match once.run(async move |attempt| effect.happen(&attempt).await).await {
+                match once
+                    .error::<std::io::Error>()
+                    .run_with(async move |attempt| effect.happen(&attempt).await)
+                    .await
+                {
                     Ok(answer) => answer.value,
                     Err(error) => format!("no: {error}"),
                 }

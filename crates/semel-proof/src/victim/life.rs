@@ -90,7 +90,7 @@ impl VictimLife {
 
     /// An engine under the terms of this life.
     pub fn engine(&self, store: Arc<dyn Store>) -> Engine {
-        Engine::over(store)
+        Engine::builder(store)
             .mode(self.mode)
             .lease(self.lease)
             .wait(Duration::from_secs(20))
@@ -153,7 +153,7 @@ impl VictimLife {
         match self.start {
             Start::WithClaim => {
                 let life = self.clone();
-                let ran = engine.once(key()).fingerprint("17 euro").run(async move |attempt| {
+                let ran = engine.once(key()).fingerprint("17 euro").error().run_with(async move |attempt| {
                     VictimReport::InEffect { fence: attempt.fence().get() }.send();
                     life.transfer(&attempt).await.map_err(Failure::Unknown)
                 });

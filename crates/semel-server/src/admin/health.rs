@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::Admin;
 use super::answer::Answer;
 use super::api::{Api, Needs};
-use crate::metrics::Metrics;
+use crate::telemetry::metrics::Metrics;
 
 /// A probe that takes longer counts as failed.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -6,7 +6,7 @@ use semel_http::{Codec, KeyedTools};
 use serde_json::Value;
 use toml::de::DeTable;
 
-use super::commands::EXAMPLE;
+use super::EXAMPLE;
 use super::problem::Problems;
 use super::reader::Table;
 use super::schema::schema;

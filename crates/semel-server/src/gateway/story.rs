@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use semel::time::{Clock as _, SystemClock};
 use semel_http::stored::{REPLAYED, STORED};
 
-use crate::otlp::{Exporter, Span, SpanKind};
+use crate::telemetry::otlp::{Exporter, Span, SpanKind};
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");

@@ -9,8 +9,8 @@ use semel_pipeline::target::Sampled;
 use semel_pipeline::worker::{Attempted, DeliveryObserver};
 
 use super::waiters::RunWaiters;
-use crate::metrics::Deliveries;
-use crate::otlp::{Exporter, Span, SpanKind};
+use crate::telemetry::metrics::Deliveries;
+use crate::telemetry::otlp::{Exporter, Span, SpanKind};
 
 /// Notifies all of them.
 pub(crate) struct Telling {

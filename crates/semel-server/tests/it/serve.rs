@@ -69,7 +69,7 @@ fn health_tells_the_truth_about_a_dead_store() {
     assert_eq!(admin.post("/v1/claims", r#"{"namespace": "n", "key": "k"}"#).expect(200)["status"], "won");
 }
 
-// metrics_cardinality, R13: nothing that a caller sends becomes a label or a log line.
+// metrics_cardinality: nothing that a caller sends becomes a label or a log line.
 #[test]
 fn keys_are_neither_labels_nor_logged_whole() {
     let upstream = Upstream::start();
@@ -85,6 +85,27 @@ fn keys_are_neither_labels_nor_logged_whole() {
     for canary in ["canary-ke", "canary-credential", "canary-payload"] {
         assert!(!log.contains(canary), "{canary} in {log}");
         assert!(!metrics.contains(canary), "{canary} in {metrics}");
+    }
+}
+
+// The names are those of the client libraries of Prometheus, so that existing dashboards show them.
+#[test]
+fn metrics_describe_the_process() {
+    let semel = Semel::start(&["--store", "memory:"]);
+    let admin = semel.admin();
+    for (name, least) in [
+        ("process_resident_memory_bytes", 1e6),
+        ("process_virtual_memory_bytes", 1e6),
+        ("process_threads", 1.0),
+        ("process_cpu_seconds_total", 0.0),
+        ("process_open_fds", 3.0),
+        ("process_max_fds", 3.0),
+        // The start of 2024: the clock of the machine, not of the process.
+        ("process_start_time_seconds", 1.7e9),
+        ("semel_connections_closed_at_limit_total{listener=\"admin\"}", 0.0),
+    ] {
+        let value = metric(&admin, name);
+        assert!(value >= least, "{name}: {value}");
     }
 }
 

@@ -1,5 +1,6 @@
 //! The result of a run: an answer, or the reason why there is none.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::fingerprint::PayloadError;
@@ -21,9 +22,47 @@ pub struct Answer<T> {
     pub stored: bool,
 }
 
+/// Any error: the error type of an effect, unless [`Once::error`](super::Once::error) chooses another. Every error that
+/// `?` turns into a `Box<dyn Error + Send + Sync>` becomes one, texts included.
+///
+/// It does not implement [`std::error::Error`], because it could not be made from every error then.
+pub struct AnyError(Box<dyn std::error::Error + Send + Sync>);
+
+impl AnyError {
+    /// The error, if it is an `E`.
+    #[must_use]
+    pub fn downcast_ref<E: std::error::Error + 'static>(&self) -> Option<&E> {
+        self.0.downcast_ref()
+    }
+
+    /// The error itself.
+    #[must_use]
+    pub fn into_inner(self) -> Box<dyn std::error::Error + Send + Sync> {
+        self.0
+    }
+}
+
+impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for AnyError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl fmt::Debug for AnyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for AnyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// How an effect failed. The effect must choose, because the engine treats the two cases very differently.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure<E> {
+pub enum Failure<E = AnyError> {
     /// Nothing happened. The key is free, and the next call runs the effect again.
     Failed(E),
     /// The result is unknown: for example a timeout after the request was sent, or a lost connection. In doubt in
@@ -37,34 +76,77 @@ pub trait FailureExt<T, E> {
     ///
     /// # Errors
     /// The error, as [`Failure::Failed`].
-    fn failed(self) -> Result<T, Failure<E>>;
+    fn failed<F: From<E>>(self) -> Result<T, Failure<F>>;
 
     /// An error here means that the result is unknown.
     ///
     /// # Errors
     /// The error, as [`Failure::Unknown`].
-    fn unknown(self) -> Result<T, Failure<E>>;
+    fn unknown<F: From<E>>(self) -> Result<T, Failure<F>>;
 }
 
 impl<T, E> FailureExt<T, E> for Result<T, E> {
-    fn failed(self) -> Result<T, Failure<E>> {
-        self.map_err(Failure::Failed)
+    fn failed<F: From<E>>(self) -> Result<T, Failure<F>> {
+        self.map_err(|error| Failure::Failed(error.into()))
     }
 
-    fn unknown(self) -> Result<T, Failure<E>> {
-        self.map_err(Failure::Unknown)
+    fn unknown<F: From<E>>(self) -> Result<T, Failure<F>> {
+        self.map_err(|error| Failure::Unknown(error.into()))
+    }
+}
+
+/// What an effect returns: a `Result` whose error is a [`Failure`].
+///
+/// A trait only so that the compiler can explain what to write instead. It has one implementation.
+#[diagnostic::on_unimplemented(
+    message = "an effect returns a `Result`, not `{Self}`",
+    label = "return `Ok(..)`, or use `run_infallible` for an effect that cannot fail"
+)]
+pub trait EffectResult<E> {
+    /// The value of a successful effect.
+    type Value;
+
+    /// The same result, by its plain type.
+    ///
+    /// # Errors
+    /// The effect's own failure.
+    fn into_result(self) -> Result<Self::Value, Failure<E>>;
+}
+
+impl<T, X, E: FailureOf<X>> EffectResult<E> for Result<T, X> {
+    type Value = T;
+
+    fn into_result(self) -> Result<T, Failure<E>> {
+        self.map_err(E::failure_of)
+    }
+}
+
+/// Says that `X` is a classified error. As [`EffectResult`], it exists for its message and has one implementation.
+#[diagnostic::on_unimplemented(
+    message = "the effect's error `{X}` does not say whether the effect happened",
+    label = "call `.failed()` (nothing happened) or `.unknown()` (it may have happened) on the result",
+    note = "both are methods of `semel::FailureExt`; for an error type of your own, call `.error::<YourError>()` before"
+)]
+pub trait FailureOf<X>: Sized {
+    /// The failure itself.
+    fn failure_of(error: X) -> Failure<Self>;
+}
+
+impl<E> FailureOf<Failure<E>> for E {
+    fn failure_of(failure: Failure<E>) -> Failure<E> {
+        failure
     }
 }
 
 /// Why a run has no answer. `E` is the effect's own error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum RunError<E> {
+pub enum RunError<E = AnyError> {
     /// The effect failed and nothing happened. Call again to run it again.
-    #[error("the effect failed, and nothing happened")]
+    #[error("the effect failed, and nothing happened: {0}")]
     Failed(E),
     /// The effect failed, and it is unknown whether it happened.
-    #[error("the effect failed, and it is unknown whether it happened")]
+    #[error("the effect failed, and it is unknown whether it happened: {0}")]
     Unknown(E),
     /// The effect panicked. It is unknown how far it got.
     #[error("the effect panicked: {0}")]
@@ -120,7 +202,7 @@ pub enum RunError<E> {
     NotInTransaction,
     /// A transaction was requested for a store that is not the engine's own.
     #[error(
-        "run_in needs the store that the engine was built over: give Engine::over(store.clone()) and run_in(&store) the same one"
+        "run_in needs the store that the engine was built over: give Engine::builder(store.clone()) and run_in(&store) the same Arc"
     )]
     OtherStore,
     /// The effect must run as a task, and there is no runtime.

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::EngineInner;
 use super::acquire::{Acquired, Ask};
-use super::answer::{Answer, Failure, RunError};
+use super::answer::{Answer, EffectResult, Failure, RunError};
 use super::background::Held;
 use super::event::{Event, ReplayedFrom};
 use super::execute::{decode, panic_message};
@@ -21,7 +21,7 @@ use crate::store::{self, EmbeddedStore, ErrorKind, Veil, Wraps, Writing};
 use crate::sync::Mutex;
 use crate::time::instant;
 
-impl Once {
+impl<E> Once<E> {
     /// Runs `effect` inside a transaction of the embedded store, on its writer thread. Its writes and its outcome are
     /// committed together, or not at all. The mode is always [`Mode::Atomic`], regardless of the engine's mode.
     ///
@@ -35,15 +35,16 @@ impl Once {
     /// As [`run`](Self::run). A failure of either kind and a panic leave nothing behind, so the next call runs the
     /// effect again. [`RunError::OtherStore`] if `store` is not the engine's own store; if the store is wrapped, pass
     /// the wrapper to both.
-    pub async fn run_in<T, E, F>(
+    pub async fn run_in<R, F>(
         self,
         store: &impl Wraps<EmbeddedStore>,
         effect: F,
-    ) -> Result<Answer<T>, RunError<E>>
+    ) -> Result<Answer<R::Value>, RunError<E>>
     where
-        T: Serialize + DeserializeOwned + Send + 'static,
+        R: EffectResult<E>,
+        R::Value: Serialize + DeserializeOwned + Send + 'static,
         E: Send + 'static,
-        F: FnOnce(&Transaction<'_>, &Attempt) -> Result<T, Failure<E>> + Send + 'static,
+        F: FnOnce(&Transaction<'_>, &Attempt) -> R + Send + 'static,
     {
         let inner = Arc::clone(&self.inner);
         let (outside, store, veil) = (store.outside(), store.inside(), store.veil());
@@ -76,15 +77,16 @@ impl Once {
     ///
     /// # Errors
     /// As [`run_in`](Self::run_in).
-    pub fn run_in_blocking<T, E, F>(
+    pub fn run_in_blocking<R, F>(
         self,
         store: &impl Wraps<EmbeddedStore>,
         effect: F,
-    ) -> Result<Answer<T>, RunError<E>>
+    ) -> Result<Answer<R::Value>, RunError<E>>
     where
-        T: Serialize + DeserializeOwned + Send + 'static,
+        R: EffectResult<E>,
+        R::Value: Serialize + DeserializeOwned + Send + 'static,
         E: Send + 'static,
-        F: FnOnce(&Transaction<'_>, &Attempt) -> Result<T, Failure<E>> + Send + 'static,
+        F: FnOnce(&Transaction<'_>, &Attempt) -> R + Send + 'static,
     {
         let inner = Arc::clone(&self.inner);
         inner.background.block_on(self.run_in(store, effect))
@@ -98,16 +100,17 @@ enum TransactionEnd<T> {
 }
 
 /// Claims, runs and completes in one transaction. `effect` is taken only if the claim is won.
-async fn transact<T, E, F>(
+async fn transact<R, E, F>(
     inner: &Arc<EngineInner>,
     (store, veil): (&EmbeddedStore, &Veil),
     ask: &Arc<Ask>,
     effect: &Arc<Mutex<Option<F>>>,
-) -> Result<TransactionEnd<T>, RunError<E>>
+) -> Result<TransactionEnd<R::Value>, RunError<E>>
 where
-    T: Serialize + Send + 'static,
+    R: EffectResult<E>,
+    R::Value: Serialize + Send + 'static,
     E: Send + 'static,
-    F: FnOnce(&Transaction<'_>, &Attempt) -> Result<T, Failure<E>> + Send + 'static,
+    F: FnOnce(&Transaction<'_>, &Attempt) -> R + Send + 'static,
 {
     // How the effect failed. It is returned beside the job's own result, which only says that the job must be rolled
     // back.
@@ -142,15 +145,16 @@ struct AtomicJob {
 }
 
 impl AtomicJob {
-    fn run<T, E, F>(
+    fn run<R, E, F>(
         self,
         writing: &mut Writing<'_>,
         effect: &Mutex<Option<F>>,
         failed: &Mutex<Option<RunError<E>>>,
-    ) -> Result<TransactionEnd<T>, store::Error>
+    ) -> Result<TransactionEnd<R::Value>, store::Error>
     where
-        T: Serialize,
-        F: FnOnce(&Transaction<'_>, &Attempt) -> Result<T, Failure<E>>,
+        R: EffectResult<E>,
+        R::Value: Serialize,
+        F: FnOnce(&Transaction<'_>, &Attempt) -> R,
     {
         let Self { inner, ask, veil } = self;
         let (id, fingerprint) = (ask.subject.id, ask.fingerprint);
@@ -176,7 +180,8 @@ impl AtomicJob {
         let Some(effect) = effect.lock().take() else { return Err(undone()) };
         let held = Arc::new(Held::new(sent, win.lease_left));
         let attempt = Attempt::new(&win, &ask.subject, &ask.secret, &held);
-        let returned = catch_unwind(AssertUnwindSafe(|| effect(writing.transaction(), &attempt)));
+        let returned =
+            catch_unwind(AssertUnwindSafe(|| effect(writing.transaction(), &attempt).into_result()));
         let value = match returned {
             Ok(Ok(value)) => value,
             Ok(Err(failure)) => {

@@ -13,7 +13,7 @@ use sqlx::{PgConnection, Postgres, Transaction};
 
 use super::EngineInner;
 use super::acquire::{Acquired, Ask};
-use super::answer::{Answer, Failure, RunError};
+use super::answer::{Answer, EffectResult, Failure, RunError};
 use super::background::Held;
 use super::event::{Event, ReplayedFrom};
 use super::execute::{decode, panic_message};
@@ -23,7 +23,7 @@ use crate::record::{Begin, Command, Mode, NewClaim, Owner, Ruling, Win};
 use crate::store::{self, ErrorKind, PostgresStore, Store, Veil, Wraps};
 use crate::time::instant;
 
-impl Once {
+impl<E> Once<E> {
     /// Runs `effect` inside the caller's own transaction. Its writes and its outcome are committed together when the
     /// caller commits, or not at all. The mode is always [`Mode::Atomic`], regardless of the engine's mode.
     ///
@@ -42,15 +42,16 @@ impl Once {
     /// # Errors
     /// As [`run`](Self::run). [`RunError::OtherStore`] if `store` is not the engine's own store. A store error if the
     /// transaction is not READ COMMITTED and cannot see the claim.
-    pub async fn run_in_transaction<T, E, F>(
+    pub async fn run_in_transaction<R, F>(
         self,
         store: &impl Wraps<PostgresStore>,
         transaction: &mut Transaction<'_, Postgres>,
         effect: F,
-    ) -> Result<Answer<T>, RunError<E>>
+    ) -> Result<Answer<R::Value>, RunError<E>>
     where
-        T: Serialize + DeserializeOwned + Send + 'static,
-        F: AsyncFnOnce(&mut PgConnection, &Attempt) -> Result<T, Failure<E>>,
+        R: EffectResult<E>,
+        R::Value: Serialize + DeserializeOwned + Send + 'static,
+        F: AsyncFnOnce(&mut PgConnection, &Attempt) -> R,
     {
         let inner = Arc::clone(&self.inner);
         let (outside, store, veil) = (store.outside(), store.inside(), store.veil());
@@ -91,20 +92,21 @@ impl Once {
 }
 
 /// Locks the record, runs the effect and writes its outcome, or leaves the transaction unchanged.
-async fn inside<T, E, F>(
+async fn inside<R, E, F>(
     inner: &EngineInner,
     (store, veil): (&PostgresStore, &Veil),
     connection: &mut PgConnection,
     (ask, win, attempt): (&Ask, &Win, &Attempt),
     effect: F,
-) -> Result<T, RunError<E>>
+) -> Result<R::Value, RunError<E>>
 where
-    T: Serialize,
-    F: AsyncFnOnce(&mut PgConnection, &Attempt) -> Result<T, Failure<E>>,
+    R: EffectResult<E>,
+    R::Value: Serialize,
+    F: AsyncFnOnce(&mut PgConnection, &Attempt) -> R,
 {
     let id = ask.subject.id;
     say(store, connection, "SAVEPOINT semel").await?;
-    let ran: Result<T, RunError<E>> = async {
+    let ran: Result<R::Value, RunError<E>> = async {
         // This command can be repeated, and it locks the record. A caller that lost the claim learns it here, before
         // the effect runs.
         match store.apply_in(connection, id, &Command::Begin(win.grant)).await? {
@@ -120,7 +122,7 @@ where
             })
             .await
         };
-        let value = match returned {
+        let value = match returned.map(EffectResult::into_result) {
             Ok(Ok(value)) => value,
             Ok(Err(Failure::Failed(error))) => return Err(RunError::Failed(error)),
             Ok(Err(Failure::Unknown(error))) => return Err(RunError::Unknown(error)),

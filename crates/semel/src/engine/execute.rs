@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use super::EngineInner;
 use super::acquire::{Acquired, Ask};
-use super::answer::{Answer, Failure, OutcomeDecodeError, RunError};
+use super::answer::{Answer, EffectResult, Failure, OutcomeDecodeError, RunError};
 use super::event::{Event, ReplayedFrom};
 use super::hold::{Attempt, Claim, Completed, NotBegun, Running};
 use crate::outcome::{Outcome, OutcomeBody};
@@ -37,17 +37,17 @@ pub(super) enum ClaimEnd<T, E, F> {
 impl EngineInner {
     /// Begins and runs the effect. The begin happens here, in the effect's own task: otherwise a runtime that is busy
     /// for a lease between claim and effect would start the effect of an expired claim.
-    pub(super) async fn try_run<T, E, F, Fut>(
+    pub(super) async fn try_run<R, E, F, Fut>(
         self: &Arc<Self>,
         claim: Claim,
         effect: F,
         ask: &Ask,
-    ) -> ClaimEnd<T, E, F>
+    ) -> ClaimEnd<R::Value, E, F>
     where
-        T: Serialize + DeserializeOwned + Send + 'static,
-        E: Send + 'static,
-        F: FnOnce(Attempt) -> Fut + Send + 'static,
-        Fut: Future<Output = Result<T, Failure<E>>> + Send + 'static,
+        R: EffectResult<E>,
+        R::Value: Serialize + DeserializeOwned,
+        F: FnOnce(Attempt) -> Fut,
+        Fut: Future<Output = R>,
     {
         let running = match claim.begin().await {
             Ok(running) => running,
@@ -58,7 +58,7 @@ impl EngineInner {
         let attempt = running.attempt();
         let ended = tokio::select! {
             biased;
-            ended = CatchUnwind(Box::pin(async move { effect(attempt).await })) => ended,
+            ended = CatchUnwind(Box::pin(async move { effect(attempt).await.into_result() })) => ended,
             () = self.background.sleep_until(limit) => EffectEnd::TimedOut,
         };
         ClaimEnd::Ended(self.conclude(running, ended, ask).await)
@@ -162,9 +162,9 @@ pub(super) fn decode<T: DeserializeOwned, E>(outcome: &Outcome) -> Result<Answer
 }
 
 /// Polls an effect and turns its panic into a result, so that a panic is recorded like any other result.
-struct CatchUnwind<T, E>(Pin<Box<dyn Future<Output = Result<T, Failure<E>>> + Send>>);
+struct CatchUnwind<Fut>(Pin<Box<Fut>>);
 
-impl<T, E> Future for CatchUnwind<T, E> {
+impl<T, E, Fut: Future<Output = Result<T, Failure<E>>>> Future for CatchUnwind<Fut> {
     type Output = EffectEnd<T, E>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {

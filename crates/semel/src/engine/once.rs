@@ -1,5 +1,7 @@
 //! One call of one effect: its key, its payload, its terms, and how it runs.
 
+use std::convert::Infallible;
+use std::marker::PhantomData;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::acquire::{Acquired, Ask};
-use super::answer::{Answer, Failure, RunError};
+use super::answer::{Answer, AnyError, EffectResult, RunError};
 use super::event::Subject;
 use super::execute::{ClaimEnd, EffectEnd, decode, panic_message, stopped};
 use super::hold::{Attempt, NotBegun};
@@ -23,8 +25,8 @@ const STARTS: usize = 3;
 
 /// A call that must happen once. Created by [`Engine::once`].
 #[derive(Debug)]
-#[must_use = "nothing runs until run, run_blocking or claim is called"]
-pub struct Once {
+#[must_use = "nothing runs until one of the run methods or claim is called"]
+pub struct Once<E = AnyError> {
     pub(super) inner: Arc<EngineInner>,
     key: Key,
     payload: Result<Payload, PayloadError>,
@@ -32,6 +34,7 @@ pub struct Once {
     begin: Begin,
     wait: Duration,
     request_id: Option<Box<str>>,
+    error: PhantomData<fn() -> E>,
 }
 
 impl Once {
@@ -39,7 +42,15 @@ impl Once {
         let inner = Arc::clone(&engine.inner);
         let (terms, wait) = (Arc::clone(&inner.terms), inner.wait);
         let (payload, begin, request_id) = (Ok(Payload::none()), Begin::WithClaim, None);
-        Self { inner, key, payload, terms, begin, wait, request_id }
+        Self { inner, key, payload, terms, begin, wait, request_id, error: PhantomData }
+    }
+}
+
+impl<E> Once<E> {
+    /// Chooses the error type of the effect, instead of [`AnyError`]. [`RunError`] then contains it as it is.
+    pub fn error<X>(self) -> Once<X> {
+        let Self { inner, key, payload, terms, begin, wait, request_id, error: _ } = self;
+        Once { inner, key, payload, terms, begin, wait, request_id, error: PhantomData }
     }
 
     /// Compares payloads: the same key with another `request` is a conflict. The request is compared as JSON: the
@@ -102,7 +113,7 @@ impl Once {
     ///
     /// # Errors
     /// The key, the payload or the terms are invalid, or the store failed.
-    pub async fn claim(mut self) -> Result<Acquired, RunError<std::convert::Infallible>> {
+    pub async fn claim(mut self) -> Result<Acquired, RunError<Infallible>> {
         let ask = self.ask().await?;
         Ok(self.inner.acquire(&ask).await?)
     }
@@ -110,16 +121,51 @@ impl Once {
     /// Runs `effect` if it has not run, and answers with its value, or with the value of the call that ran it.
     ///
     /// The effect runs in its own task. If the caller is dropped, the effect still completes, and the next call gets
-    /// the outcome. The effect is stopped at `in_flight_max`.
+    /// the outcome. The effect is stopped at `in_flight_max`. The variants:
+    /// - [`run_with`](Self::run_with) tells the effect about its attempt: derived keys, the fence, the time left.
+    /// - [`run_infallible`](Self::run_infallible) is for an effect that cannot fail.
+    /// - [`run_inline`](Self::run_inline) is for an effect that borrows.
+    /// - [`run_blocking`](Self::run_blocking) is for callers without a runtime.
     ///
     /// # Errors
-    /// See [`RunError`]. The effect classifies its own errors as [`Failure::Failed`] or [`Failure::Unknown`].
-    pub async fn run<T, E, F, Fut>(mut self, effect: F) -> Result<Answer<T>, RunError<E>>
+    /// See [`RunError`]. The effect classifies its own errors with [`failed`](super::FailureExt::failed) or
+    /// [`unknown`](super::FailureExt::unknown).
+    pub async fn run<R, F, Fut>(self, effect: F) -> Result<Answer<R::Value>, RunError<E>>
+    where
+        R: EffectResult<E>,
+        R::Value: Serialize + DeserializeOwned + Send + 'static,
+        E: Send + 'static,
+        F: FnOnce() -> Fut + Send + 'static,
+        Fut: Future<Output = R> + Send + 'static,
+    {
+        self.run_with(|_| effect()).await
+    }
+
+    /// [`run`](Self::run) for an effect that cannot fail. It can still panic or reach `in_flight_max`.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub async fn run_infallible<T, F, Fut>(self, effect: F) -> Result<Answer<T>, RunError<Infallible>>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
+        F: FnOnce() -> Fut + Send + 'static,
+        Fut: Future<Output = T> + Send + 'static,
+    {
+        self.error().run_with(|_| async { Ok(effect().await) }).await
+    }
+
+    /// [`run`](Self::run) for an effect that uses its [`Attempt`], for example to derive the key of a downstream
+    /// call.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub async fn run_with<R, F, Fut>(mut self, effect: F) -> Result<Answer<R::Value>, RunError<E>>
+    where
+        R: EffectResult<E>,
+        R::Value: Serialize + DeserializeOwned + Send + 'static,
         E: Send + 'static,
         F: FnOnce(Attempt) -> Fut + Send + 'static,
-        Fut: Future<Output = Result<T, Failure<E>>> + Send + 'static,
+        Fut: Future<Output = R> + Send + 'static,
     {
         let runtime = tokio::runtime::Handle::try_current().map_err(|_| RunError::NoRuntime)?;
         self.refuse_atomic()?;
@@ -141,17 +187,48 @@ impl Once {
         Err(self.inner.too_slow(&ask))
     }
 
-    /// [`run`](Self::run) for callers that block. The effect runs on the calling thread, so it can neither be dropped
-    /// nor stopped at `in_flight_max`.
+    /// [`run_with`](Self::run_with) for an effect that borrows from the caller: it runs in the caller's own task.
+    ///
+    /// If the caller is dropped while the effect runs, the effect stops where it is. The key is then in the same
+    /// state as after a crash: in doubt in `marked`, taken over in `keyed` and `rerun`.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub async fn run_inline<R, F, Fut>(mut self, effect: F) -> Result<Answer<R::Value>, RunError<E>>
+    where
+        R: EffectResult<E>,
+        R::Value: Serialize + DeserializeOwned,
+        F: FnOnce(Attempt) -> Fut,
+        Fut: Future<Output = R>,
+    {
+        self.refuse_atomic()?;
+        let ask = self.ask().await?;
+        let mut effect = effect;
+        for _ in 0..STARTS {
+            let claim = match self.inner.acquire(&ask).await? {
+                Acquired::Won(claim) => claim,
+                other => return decode(&*other.outcome()?),
+            };
+            effect = match self.inner.try_run(claim, effect, &ask).await {
+                ClaimEnd::Ended(answer) => return answer,
+                ClaimEnd::NotStarted(effect) => effect,
+            };
+        }
+        Err(self.inner.too_slow(&ask))
+    }
+
+    /// [`run_with`](Self::run_with) for callers that block. The effect runs on the calling thread, so it can neither be
+    /// dropped nor stopped at `in_flight_max`.
     ///
     /// It may be called anywhere, but inside an async task it blocks that task's thread.
     ///
     /// # Errors
     /// As [`run`](Self::run).
-    pub fn run_blocking<T, E, F>(mut self, effect: F) -> Result<Answer<T>, RunError<E>>
+    pub fn run_blocking<R, F>(mut self, effect: F) -> Result<Answer<R::Value>, RunError<E>>
     where
-        T: Serialize + DeserializeOwned,
-        F: FnOnce(Attempt) -> Result<T, Failure<E>>,
+        R: EffectResult<E>,
+        R::Value: Serialize + DeserializeOwned,
+        F: FnOnce(Attempt) -> R,
     {
         self.refuse_atomic()?;
         let inner = Arc::clone(&self.inner);
@@ -169,7 +246,7 @@ impl Once {
             };
             let attempt = running.attempt();
             let ended = match std::panic::catch_unwind(AssertUnwindSafe(|| effect(attempt))) {
-                Ok(returned) => EffectEnd::Returned(returned),
+                Ok(returned) => EffectEnd::Returned(returned.into_result()),
                 Err(panic) => EffectEnd::Panicked(panic_message(panic.as_ref())),
             };
             return block_on.block_on(inner.conclude(running, ended, &ask));
@@ -178,11 +255,11 @@ impl Once {
     }
 
     /// An effect outside the store's transaction cannot commit with it.
-    fn refuse_atomic<E>(&self) -> Result<(), RunError<E>> {
+    fn refuse_atomic(&self) -> Result<(), RunError<E>> {
         if self.terms.mode == Mode::Atomic { Err(RunError::NotInTransaction) } else { Ok(()) }
     }
 
-    pub(super) async fn ask<E>(&mut self) -> Result<Ask, RunError<E>> {
+    pub(super) async fn ask<X>(&mut self) -> Result<Ask, RunError<X>> {
         self.terms.check()?;
         if self.wait > self.terms.in_flight_max {
             let (wait, in_flight_max) = (self.wait, self.terms.in_flight_max);

@@ -41,7 +41,7 @@ fn key() -> Key {
     Key::new("charge").scope("acct_1").value("order-42")
 }
 
-type Run = Result<Answer<u32>, RunError<String>>;
+type Run = Result<Answer<u32>, RunError>;
 type Faulty = Arc<FaultStore<MemoryStore>>;
 
 fn faulty() -> Faulty {
@@ -61,7 +61,7 @@ fn build(builder: EngineBuilder) -> Engine {
 
 fn over(store: &Arc<impl Store>) -> EngineBuilder {
     let store: Arc<dyn Store> = Arc::clone(store) as Arc<dyn Store>;
-    Engine::over(store).sweep_every(None)
+    Engine::builder(store).sweep_every(None)
 }
 
 /// An effect that a test counts and blocks. Its value is the number of the run.
@@ -94,7 +94,7 @@ impl Effect {
         self.runs.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    async fn run(self) -> Result<u32, Failure<String>> {
+    async fn run(self) -> Result<u32, Failure> {
         let run = self.now();
         let _passed = self.gate.acquire().await.expect("never closed");
         Ok(run)
@@ -107,7 +107,7 @@ impl Effect {
 
     async fn run_as(&self, once: Once) -> Run {
         let effect = self.clone();
-        once.run(async move |_attempt| effect.run().await).await
+        once.run(async move || effect.run().await).await
     }
 
     /// As `once`, in its own task; waits until the effect runs.

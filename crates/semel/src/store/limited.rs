@@ -379,7 +379,7 @@ mod tests {
         won(&store, 1).await;
         store.measure().await.unwrap();
         assert!(store.is_full());
-        let engine = crate::Engine::over(store).build().unwrap();
+        let engine = crate::Engine::builder(store).build().unwrap();
         engine.verify(1).await.unwrap();
     }
 }

@@ -21,11 +21,11 @@ impl Bench {
             .transact(|transaction| transaction.execute_batch("CREATE TABLE paid (order_id TEXT)"))
             .await
             .expect("the store works");
-        let engine = Engine::over(store.clone()).build().expect("the store works");
+        let engine = Engine::builder(store.clone()).build().expect("the store works");
         Self { store, engine, _folder: folder }
     }
 
-    async fn pay(&self, order: &'static str) -> Result<semel::Answer<i64>, RunError<rusqlite::Error>> {
+    async fn pay(&self, order: &'static str) -> Result<semel::Answer<i64>, RunError> {
         self.engine
             .once(Key::new("pay").value(order))
             .run_in(&self.store, move |transaction, _| {
@@ -69,7 +69,7 @@ async fn a_failure_leaves_neither_row_nor_record() {
     let bench = Bench::new().await;
     let failed = bench.engine.once(Key::new("pay").value("a")).run_in(&bench.store, |transaction, _| {
         transaction.execute("INSERT INTO paid VALUES ('a')", []).failed()?;
-        Err::<i64, _>(Failure::Failed(rusqlite::Error::QueryReturnedNoRows))
+        Err::<i64, _>(Failure::Failed(rusqlite::Error::QueryReturnedNoRows.into()))
     });
     assert!(matches!(failed.await, Err(RunError::Failed(_))));
     assert_eq!((bench.rows().await, bench.phase("a").await), (0, None));
@@ -81,7 +81,7 @@ async fn a_panic_leaves_nothing_and_the_writer_lives() {
     let bench = Bench::new().await;
     let panicked = bench.engine.once(Key::new("pay").value("a")).run_in(
         &bench.store,
-        |transaction, _| -> Result<i64, Failure<rusqlite::Error>> {
+        |transaction, _| -> Result<i64, Failure> {
             transaction.execute("INSERT INTO paid VALUES ('a')", []).failed()?;
             panic!("half way")
         },
@@ -141,7 +141,7 @@ async fn a_claim_of_another_mode_is_waited_for_within_bounds() {
     let Ok(semel::engine::Acquired::Won(claim)) = once.claim().await else { panic!("a fresh key is won") };
     let running = claim.begin().await.unwrap();
     let waiting = bench.engine.once(Key::new("pay").value("a")).wait(Duration::from_millis(50));
-    let refused = waiting.run_in(&bench.store, |_, _| Ok::<i64, Failure<rusqlite::Error>>(1)).await;
+    let refused = waiting.run_in(&bench.store, |_, _| Ok::<i64, Failure>(1)).await;
     assert!(matches!(refused, Err(RunError::InFlight { .. })), "{refused:?}");
 
     let (paid, ()) = tokio::join!(bench.pay("a"), running.release());
@@ -152,10 +152,8 @@ async fn a_claim_of_another_mode_is_waited_for_within_bounds() {
 async fn a_transaction_of_another_store_is_refused() {
     let bench = Bench::new().await;
     let engine = Engine::builder(MemoryStore::new()).build().unwrap();
-    let refused = engine
-        .once(Key::new("pay").value("a"))
-        .run_in(&bench.store, |_, _| Ok::<i64, Failure<rusqlite::Error>>(1))
-        .await;
+    let refused =
+        engine.once(Key::new("pay").value("a")).run_in(&bench.store, |_, _| Ok::<i64, Failure>(1)).await;
     assert!(matches!(refused, Err(RunError::OtherStore)));
 }
 
@@ -163,7 +161,7 @@ async fn a_transaction_of_another_store_is_refused() {
 fn a_blocking_caller_needs_no_runtime() {
     let folder = tempfile::tempdir().unwrap();
     let store = Arc::new(EmbeddedStore::open(folder.path()).unwrap());
-    let engine = Engine::over(store.clone()).build().unwrap();
+    let engine = Engine::builder(store.clone()).build().unwrap();
     let call = || {
         engine.once(Key::new("make").value("table")).run_in_blocking(&store, |transaction, attempt| {
             assert_eq!(attempt.number(), 1);
@@ -177,8 +175,8 @@ fn a_blocking_caller_needs_no_runtime() {
 #[tokio::test]
 async fn atomic_outside_a_transaction_is_refused_with_the_way_out() {
     let engine = Engine::builder(MemoryStore::new()).mode(Mode::Atomic).build().unwrap();
-    let refused = engine.once(Key::new("pay").value("a")).run(async |_| Ok::<_, Failure<String>>(1)).await;
+    let refused = engine.once(Key::new("pay").value("a")).run(async || Ok(1)).await;
     assert!(refused.is_err_and(|error| error.to_string().contains("run_in")));
-    let refused = engine.once(Key::new("pay").value("a")).run_blocking(|_| Ok::<_, Failure<String>>(1));
+    let refused = engine.once(Key::new("pay").value("a")).run_blocking(|_| Ok(1));
     assert!(matches!(refused, Err(RunError::NotInTransaction)));
 }

@@ -8,6 +8,9 @@ mod by_hand;
 mod embedded;
 #[cfg(feature = "encryption")]
 mod encrypted;
+mod ergonomics;
+#[cfg(all(feature = "postgres", feature = "redis"))]
+mod examples;
 mod fault;
 mod memory;
 mod mutants;

@@ -41,17 +41,17 @@ macro_rules! caught {
 }
 
 caught! {
-    replays_to_any_payload by claims_follow_the_table; // X4
-    claims_in_two_steps by racing_claims_have_one_winner; // X6
-    takes_its_repeat_for_another by repeated_claim_knows_itself; // X8
-    ends_leases_early by claim_is_never_stolen_early; // X2
-    releases_unfenced by writes_of_others_change_nothing; // X10
-    completes_unfenced by late_owner_is_refused_after_a_takeover; // X9
-    leases_for_the_retention by lease_is_not_retention; // X11
-    counts_from_the_claim by retention_counts_from_complete; // X23
-    cuts_large_outcomes by outcome_is_replayed_byte_for_byte; // X15
-    drops_metadata by outcome_is_replayed_byte_for_byte; // X16
-    keeps_tombstones_as_bodies by tombstone_is_replayed; // X14
+    replays_to_any_payload by claims_follow_the_table;
+    claims_in_two_steps by racing_claims_have_one_winner;
+    takes_its_repeat_for_another by repeated_claim_knows_itself;
+    ends_leases_early by claim_is_never_stolen_early;
+    releases_unfenced by writes_of_others_change_nothing;
+    completes_unfenced by late_owner_is_refused_after_a_takeover;
+    leases_for_the_retention by lease_is_not_retention;
+    counts_from_the_claim by retention_counts_from_complete;
+    cuts_large_outcomes by outcome_is_replayed_byte_for_byte;
+    drops_metadata by outcome_is_replayed_byte_for_byte;
+    keeps_tombstones_as_bodies by tombstone_is_replayed;
     renews_for_ever by renew_ends_at_in_flight_max;
     takes_doubt_over by begun_and_lost_is_in_doubt;
     binds_by_releasing by bound_key_is_free_for_its_payload;
@@ -68,7 +68,7 @@ caught! {
     sweeps_doubt by sweep_never_takes_doubt;
     lets_the_last_secret_win by secret_is_kept_by_the_first_writer;
     boasts_of_durability by acknowledged_writes_survive;
-    claims_in_two_steps_in_some_order by concurrent_commands_have_an_order; // X6
+    claims_in_two_steps_in_some_order by concurrent_commands_have_an_order;
     hangs_after_a_dropped_call by dropped_calls_leave_no_lock_behind;
 }
 

@@ -69,7 +69,7 @@ impl World {
 
     /// A process of its own: another engine over the same store.
     fn engine(&self) -> Engine {
-        Engine::over(Arc::clone(&self.store) as _).build().unwrap()
+        Engine::builder(Arc::clone(&self.store)).build().unwrap()
     }
 
     fn claim_first(&self, ask: AskPolicy) -> ClaimFirst<impl super::super::Reconcile<String>> {
@@ -99,7 +99,7 @@ impl World {
                     provider.book(id);
                 }
                 reached.notify_one();
-                std::future::pending::<Result<String, Failure<String>>>().await
+                std::future::pending::<Result<String, Failure>>().await
             };
             claim_first.run(once, call).await
         });
@@ -197,13 +197,13 @@ async fn a_call_that_fails_says_how() {
         engine.once(Key::new("charge").scope("acct").value("order-1")).fingerprint(&1200).mode(Mode::Marked)
     };
     let claim_first = world.claim_first(AskPolicy::OnRecovery);
-    let refused: Run = claim_first.run(once(), async |_| Err(Failure::Failed("no funds".to_owned()))).await;
+    let refused: Run = claim_first.run(once(), async |_| Err(Failure::Failed("no funds".into()))).await;
     assert!(matches!(refused, Err(RunError::Failed(Error::Call(why))) if why == "no funds"));
     let provider = Arc::clone(&world.provider);
     let cut: Run = claim_first
         .run(once(), async move |id| {
             provider.book(id);
-            Err(Failure::Unknown("cut".to_owned()))
+            Err(Failure::Unknown("cut".into()))
         })
         .await;
     assert!(matches!(cut, Err(RunError::Unknown(Error::Call(_)))), "{cut:?}");
@@ -229,11 +229,8 @@ async fn a_reserved_id_has_the_form_of_a_uuid_too() {
     let engine = world.engine();
     let answer = engine
         .once(Key::new("n").value("v"))
-        .run(async |attempt| {
-            Ok::<_, Failure<String>>((
-                ReservedId::of(&attempt, "p").uuid(),
-                ReservedId::of(&attempt, "q").uuid(),
-            ))
+        .run_with(async |attempt| {
+            Ok((ReservedId::of(&attempt, "p").uuid(), ReservedId::of(&attempt, "q").uuid()))
         })
         .await
         .unwrap();

@@ -138,7 +138,7 @@ async fn the_wrong_connection_is_tried_once_more() {
 async fn what_fails_for_good_is_not_retried() {
     let error = run(&keyed(), &[422, 200]).await.unwrap_err();
     assert_eq!((error.stop, error.attempts, error.is_retryable()), (Stop::Fatal, 1, false));
-    assert!(matches!(Failure::from(error), Failure::Failed(_)), "a 422 did nothing");
+    assert!(matches!(error.into_failure(), Failure::Failed(_)), "a 422 did nothing");
     // An earlier try may have: that is not undone by the later refusal.
     let error = run(&keyed(), &[500, 422]).await.unwrap_err();
     assert_eq!((error.stop, error.attempts, error.fate), (Stop::Fatal, 2, TryFate::Unknown));

@@ -1,4 +1,4 @@
-//! P3 over real sockets.
+//! Retries of the client over real sockets.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -144,5 +144,5 @@ async fn a_refused_connection_is_tried_again() {
         Client::builder(&format!("http://127.0.0.1:{port}")).unwrap().retry(brisk()).build().unwrap();
     let error = stopped(client.send(&bare()).await);
     assert_eq!((error.stop, error.attempts, error.fate), (Stop::Exhausted, 3, TryFate::Undone));
-    assert!(matches!(semel::Failure::from(Error::from(error)), semel::Failure::Failed(_)));
+    assert!(matches!(semel::Failure::<semel::AnyError>::from(Error::from(error)), semel::Failure::Failed(_)));
 }

@@ -79,7 +79,7 @@ enum Leave {
     HalfClose,
 }
 
-// disconnect_mid_effect, half_close, X1
+// disconnect_mid_effect, half_close
 #[tokio::test]
 async fn disconnect_mid_effect() {
     let upstream = Upstream::start(|_| slow()).await;
@@ -106,7 +106,7 @@ async fn disconnect_mid_effect() {
     }
 }
 
-// h2_reset, X1
+// h2_reset
 #[tokio::test]
 async fn a_reset_stream_does_not_cut_its_effect() {
     let upstream = Upstream::start(|_| slow()).await;

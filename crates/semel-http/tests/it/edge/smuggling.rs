@@ -1,4 +1,4 @@
-//! Rows 2.4, `smuggling_set`, `oversize`, `slow_body`, `key_syntax` of the failure modes: raw bytes with a fixed answer.
+//! Raw bytes with a fixed answer: smuggling_set, oversize, slow_body, key_syntax.
 //!
 //! Every refusal must close its connection, reach the upstream never, and leave the gateway well. Every accepted
 //! request must reach it exactly once.

@@ -351,7 +351,7 @@ async fn marks_of_claims_that_were_taken_over_do_not_pile_up() {
     assert!((101..=150).contains(&left), "{left} are left of 301, of which 101 still count");
 }
 
-// G17; separators inside user-supplied parts
+// Separators inside user-supplied parts
 #[tokio::test(flavor = "multi_thread")]
 async fn it_works_on_a_cluster_whatever_tenants_are_called() {
     let cluster = RedisCluster::start().expect("a cluster");

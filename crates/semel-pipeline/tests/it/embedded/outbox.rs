@@ -100,7 +100,7 @@ async fn what_is_rolled_back_was_never_published() {
 #[tokio::test]
 async fn an_effect_that_happens_once_publishes_once() {
     let shop = Shop::open().await;
-    let engine = Engine::over(shop.store.clone()).build().expect("an engine can be built");
+    let engine = Engine::builder(shop.store.clone()).build().expect("an engine can be built");
     let mut told = Vec::new();
     for _ in 0..3 {
         let answer = engine

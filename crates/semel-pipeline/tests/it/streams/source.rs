@@ -114,7 +114,7 @@ async fn what_was_read_and_not_acknowledged_comes_again_after_a_broken_connectio
     assert_eq!(ids(&again), [&sent[10..], &more[..]].concat(), "its own first, in order, each once");
 }
 
-// autoclaim_double, P8: those of a dead consumer are taken over, with the server's count
+// autoclaim_double: those of a dead consumer are taken over, with the server's count
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_of_a_dead_consumer_are_taken_over() {
     let redis = Redis::start().expect("a Redis");
@@ -206,7 +206,7 @@ async fn names_of_dead_consumers_go_only_when_they_hold_nothing() {
     assert_eq!(names.matches("semel:").count(), 2, "{names}");
 }
 
-// dlq_atomic, P9
+// dlq_atomic
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rejected_message_is_moved_once_with_every_byte() {
     let redis = Redis::start().expect("a Redis");

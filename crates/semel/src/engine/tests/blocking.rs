@@ -55,7 +55,7 @@ fn blocking_works_inside_a_task_however_often() {
             let held: Run = engine.once(key()).run_blocking(|_| {
                 let busy = blocking(&engine, &effect);
                 assert!(matches!(busy, Err(RunError::InFlight { .. })), "{busy:?}");
-                Err(Failure::Failed("on purpose".to_owned()))
+                Err(Failure::Failed("on purpose".into()))
             });
             assert!(matches!(held, Err(RunError::Failed(_))));
         }
@@ -104,7 +104,7 @@ fn run_outside_of_a_runtime_says_what_to_do() {
 async fn an_effect_that_needs_its_own_key_is_refused_not_hung() {
     let engine = build(Engine::builder(MemoryStore::new()).wait(ms(50)));
     let inside = engine.clone();
-    let answer: Run = soon(engine.once(key()).run(async move |_| {
+    let answer: Run = soon(engine.once(key()).run(async move || {
         let inner = Effect::quick().once(&inside).await;
         assert!(matches!(inner, Err(RunError::InFlight { .. })));
         Ok(7)
@@ -117,7 +117,7 @@ async fn an_effect_that_needs_its_own_key_is_refused_not_hung() {
 #[test]
 fn a_blocking_effect_that_panics_is_in_doubt_and_its_thread_lives() {
     let engine = build(Engine::builder(MemoryStore::new()));
-    let panicked: Run = engine.once(key()).run_blocking(|_| panic!("on purpose"));
+    let panicked: Run = engine.once(key()).run_blocking(|_| -> Result<u32, Failure> { panic!("on purpose") });
     assert!(matches!(panicked, Err(RunError::Panicked(why)) if why == "on purpose"));
     assert!(matches!(blocking(&engine, &Effect::quick()), Err(RunError::InDoubt)));
 }

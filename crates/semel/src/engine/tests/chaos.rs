@@ -62,7 +62,7 @@ fn haunt(store: &Faulty, random: &mut StdRng) {
 }
 
 async fn one_call(once: Once, key: u32, value: u32, fate: u32, witness: Arc<Witness>) -> Run {
-    once.run(async move |_| {
+    once.run(async move || {
         for _ in 0..fate % 7 {
             tokio::task::yield_now().await;
         }
@@ -71,10 +71,10 @@ async fn one_call(once: Once, key: u32, value: u32, fate: u32, witness: Arc<Witn
         }
         match fate % 20 {
             // Its report that nothing happened is true.
-            0..=3 => Err(Failure::Failed("nothing happened".to_owned())),
+            0..=3 => Err(Failure::Failed("nothing happened".into())),
             4 => {
                 witness.effect(key, value);
-                Err(Failure::Unknown("it did".to_owned()))
+                Err(Failure::Unknown("it did".into()))
             }
             5 => panic!("on purpose, before"),
             6 => {

@@ -158,7 +158,7 @@ async fn handler_panic() {
         let held = Effect::held();
         let owner = tokio::spawn({
             let (once, held) = (engine.once(key()), held.clone());
-            once.run(async move |_| -> Result<u32, Failure<String>> {
+            once.run(async move || -> Result<u32, Failure> {
                 let _ = held.run().await;
                 panic!("on purpose")
             })
@@ -185,7 +185,7 @@ async fn error_before_effect() {
     for mode in MODES {
         let engine = build(Engine::builder(MemoryStore::new()).mode(mode));
         let asked = |amount: u32| engine.once(key()).fingerprint(&amount);
-        let failed: Run = asked(1).run(async |_| Err(Failure::Failed("no route".to_owned()))).await;
+        let failed: Run = asked(1).run(async || Err(Failure::Failed("no route".into()))).await;
         assert!(failed.is_err_and(|error| error.is_retryable()));
         let effect = Effect::quick();
         let other = effect.run_as(asked(2)).await;
@@ -200,7 +200,7 @@ async fn error_before_effect() {
 async fn error_that_says_nobody_knows() {
     for mode in MODES {
         let engine = build(Engine::builder(MemoryStore::new()).mode(mode));
-        let cut: Run = engine.once(key()).run(async |_| Err(Failure::Unknown("cut".to_owned()))).await;
+        let cut: Run = engine.once(key()).run(async || Err(Failure::Unknown("cut".into()))).await;
         assert!(matches!(cut, Err(RunError::Unknown(_))));
         let next = Effect::quick().once(&engine).await;
         match mode {

@@ -15,7 +15,7 @@ async fn zombie_publish() {
         let zombie = Effect::held();
         let late = zombie.start(&slow).await;
         clock.advance(secs(31));
-        let winner: Run = fast.once(key()).run(async |_| Ok(77)).await;
+        let winner: Run = fast.once(key()).run(async || Ok(77)).await;
         assert_eq!(winner.unwrap().value, 77);
         zombie.let_go();
         let late = joined(late).await.unwrap();
@@ -150,10 +150,10 @@ fn renewer_starved() {
         also_blocked.send(()).unwrap();
         other_blocked.recv_timeout(PATIENCE).unwrap();
     });
-    let owner = runtime.spawn(engine.once(key()).run(async move |attempt| {
+    let owner = runtime.spawn(engine.once(key()).run_with(async move |attempt| {
         began.send(()).unwrap();
         blocked.recv_timeout(PATIENCE).unwrap();
-        Ok::<_, Failure<String>>(attempt.time_left() > Duration::ZERO)
+        Ok(attempt.time_left() > Duration::ZERO)
     }));
     for _ in 0..2 {
         begun.recv_timeout(PATIENCE).unwrap();

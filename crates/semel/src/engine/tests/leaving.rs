@@ -115,7 +115,7 @@ async fn a_release_that_takes_longer_than_a_lease_leaves_no_doubt() {
         InjectedFault::Refuse(crate::store::ErrorKind::Unavailable),
     );
     store.script(StoreCall::Renew, When::Always, InjectedFault::Refuse(crate::store::ErrorKind::Unavailable));
-    let failed: Run = soon(engine.once(key()).run(async |_| Err(Failure::Failed("no".to_owned())))).await;
+    let failed: Run = soon(engine.once(key()).run(async || Err(Failure::Failed("no".into())))).await;
     assert!(matches!(failed, Err(RunError::Failed(_))));
     until_phase(&engine, store.inner(), Phase::InDoubt).await;
     store.heal();

@@ -5,7 +5,7 @@ use crate::outcome::Outcome;
 use crate::record::Settlement;
 
 async fn in_doubt(engine: &Engine) -> crate::key::KeyId {
-    let cut: Run = engine.once(key()).run(async |_| Err(Failure::Unknown("cut".to_owned()))).await;
+    let cut: Run = engine.once(key()).run(async || Err(Failure::Unknown("cut".into()))).await;
     assert!(matches!(cut, Err(RunError::Unknown(_))));
     engine.id(&key()).await.unwrap()
 }

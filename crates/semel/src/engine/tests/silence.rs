@@ -60,12 +60,12 @@ async fn nothing_that_a_caller_sent_is_shown() {
 
     store.script(StoreCall::Claim, When::Nth(1), InjectedFault::LoseReply);
     store.script(StoreCall::Complete, When::Nth(1), InjectedFault::LoseReply);
-    let answer = once("1")
-        .run(async |attempt| Ok::<_, Failure<String>>((format!("{attempt:?}"), "canary-outcome".to_owned())));
+    let answer =
+        once("1").run_with(async |attempt| Ok((format!("{attempt:?}"), "canary-outcome".to_owned())));
     let (attempt, _) = answer.await.unwrap().value;
     shown += &attempt;
-    let wrong_type: Run = once("1").run(async |_| Ok(1)).await;
-    let conflict: Run = once("2").run(async |_| Ok(1)).await;
+    let wrong_type: Run = once("1").run(async || Ok(1)).await;
+    let conflict: Run = once("2").run(async || Ok(1)).await;
     assert!(matches!((&wrong_type, &conflict), (Err(RunError::Decode(_)), Err(RunError::Conflict))));
     for error in [wrong_type.unwrap_err(), conflict.unwrap_err()] {
         write!(shown, "{error} {error:?}").unwrap();

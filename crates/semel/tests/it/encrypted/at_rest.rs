@@ -19,15 +19,15 @@ const CANARIES: [&str; 6] = [IN_KEY, IN_PAYLOAD, IN_BODY, IN_METADATA, IN_KIND, 
 
 /// Leaves every canary somewhere: a run, an outcome of a surface's own, a settlement.
 async fn use_it(store: Arc<dyn Store>) {
-    let engine = Engine::over(Arc::clone(&store)).build().expect("a healthy store");
+    let engine = Engine::builder(Arc::clone(&store)).build().expect("a healthy store");
     for value in [IN_KEY, "second", IN_KEY] {
         let once = engine.once(Key::new("pay").scope(IN_KEY).value(value)).fingerprint(IN_PAYLOAD);
-        let answer = once.run(async |_| Ok::<_, std::io::Error>(IN_BODY.to_owned()).unknown()).await;
+        let answer = once.run(async || Ok::<_, std::io::Error>(IN_BODY.to_owned()).unknown()).await;
         assert_eq!(answer.expect("a healthy store").value, IN_BODY);
     }
     let doubtful = Key::new("pay").value("doubtful");
     let lost = engine.once(doubtful.clone());
-    let lost = lost.run(async |_| Err::<String, _>(std::io::Error::other("cut")).unknown()).await;
+    let lost = lost.run(async || Err::<String, _>(std::io::Error::other("cut")).unknown()).await;
     lost.expect_err("nobody knows");
     let id = engine.get(&doubtful).await.expect("a healthy store").expect("it is in doubt").id;
     let settled = Outcome::tombstone(IN_KIND, IN_REASON).with_metadata(IN_METADATA);

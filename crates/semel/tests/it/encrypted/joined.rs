@@ -21,7 +21,7 @@ async fn run_in_seals_and_opens() {
     let table = |transaction: &rusqlite::Transaction<'_>| transaction.execute_batch("CREATE TABLE paid (a)");
     below.transact(table).await.expect("a healthy store");
     let store = sealed(&below, &["a"]);
-    let engine = Engine::over(store.clone()).build().expect("a healthy store");
+    let engine = Engine::builder(store.clone()).build().expect("a healthy store");
     let pay = |transaction: &rusqlite::Transaction<'_>, _: &semel::Attempt| {
         transaction.execute("INSERT INTO paid VALUES (1)", []).failed()?;
         transaction.query_row("SELECT count(*) FROM paid", [], |row| row.get::<_, i64>(0)).failed()
@@ -46,7 +46,7 @@ async fn run_in_transaction_seals_and_opens() {
     server.sql("CREATE TABLE paid (a int)").expect("a healthy server");
     let below = Arc::new(PostgresStore::open(&server.url()).await.expect("a healthy server"));
     let store = sealed(&below, &["a"]);
-    let engine = Engine::over(store.clone()).build().expect("a healthy server");
+    let engine = Engine::builder(store.clone()).build().expect("a healthy server");
     let pool = PgPool::connect(&server.url()).await.expect("a healthy server");
     for replayed in [false, true] {
         let mut transaction = pool.begin().await.expect("a healthy server");

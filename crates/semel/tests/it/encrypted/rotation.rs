@@ -4,20 +4,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use semel::store::{ErrorKind, MemoryStore};
-use semel::{Answer, Engine, FailureExt as _, Key, RunError};
+use semel::{Answer, Engine, Key, RunError};
 
 use super::*;
 
-async fn run(
-    engine: &Engine,
-    order: usize,
-    ran: &Arc<AtomicUsize>,
-) -> Result<Answer<usize>, RunError<std::io::Error>> {
+async fn run(engine: &Engine, order: usize, ran: &Arc<AtomicUsize>) -> Result<Answer<usize>, RunError> {
     let ran = Arc::clone(ran);
     let once = engine.once(Key::new("pay").value(order.to_string()));
-    once.run(async move |_| {
+    once.run(async move || {
         ran.fetch_add(1, Ordering::SeqCst);
-        Ok(order).unknown()
+        Ok(order)
     })
     .await
 }
@@ -66,7 +62,7 @@ async fn keys_rotate_under_live_traffic() {
     let mut callers = tokio::task::JoinSet::new();
     for caller in 0..4 {
         // No hot cache: every replay is opened anew.
-        let engine = Engine::over(stores[caller % 2].clone()).hot_cache(0, Duration::ZERO).build();
+        let engine = Engine::builder(stores[caller % 2].clone()).hot_cache(0, Duration::ZERO).build();
         callers.spawn(call(engine.expect("a healthy store"), Arc::clone(&traffic)));
     }
     for round in 1..=ROUNDS {
@@ -96,7 +92,7 @@ async fn keys_rotate_under_live_traffic() {
 async fn a_missing_key_never_runs_the_effect_again() {
     let below = Arc::new(MemoryStore::new());
     let ran = Arc::new(AtomicUsize::new(0));
-    let engine = |ids: &[&str]| Engine::over(sealed(&below, ids)).build().expect("a healthy store");
+    let engine = |ids: &[&str]| Engine::builder(sealed(&below, ids)).build().expect("a healthy store");
     run(&engine(&["old"]), 1, &ran).await.expect("it runs");
     let error = run(&engine(&["new"]), 1, &ran).await.expect_err("the key is not there");
     let RunError::Store(error) = error else { panic!("{error}") };

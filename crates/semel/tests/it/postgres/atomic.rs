@@ -21,7 +21,7 @@ struct Bench {
     pool: PgPool,
 }
 
-async fn pay(connection: &mut PgConnection, order: &str) -> Result<i64, Failure<sqlx::Error>> {
+async fn pay(connection: &mut PgConnection, order: &str) -> Result<i64, Failure> {
     sqlx::query("INSERT INTO paid VALUES ($1)").bind(order).execute(&mut *connection).await.failed()?;
     sqlx::query_scalar("SELECT count(*) FROM paid").fetch_one(connection).await.failed()
 }
@@ -40,12 +40,12 @@ impl Bench {
 
     async fn on(server: Arc<Postgres>, lease: Duration) -> Self {
         let store = Arc::new(open(&server.url()).await);
-        let engine = Engine::over(store.clone()).lease(lease).build().expect("a healthy server");
+        let engine = Engine::builder(store.clone()).lease(lease).build().expect("a healthy server");
         let pool = PgPool::connect(&server.url()).await.expect("a healthy server");
         Self { server, store, engine, pool }
     }
 
-    async fn pay(&self, order: &'static str) -> Result<Answer<i64>, RunError<sqlx::Error>> {
+    async fn pay(&self, order: &'static str) -> Result<Answer<i64>, RunError> {
         let mut transaction = self.pool.begin().await.expect("a healthy server");
         let answer = self
             .engine
@@ -101,7 +101,7 @@ async fn a_failure_is_rolled_back_to_the_savepoint() {
         .once(Key::new("pay").value("a"))
         .run_in_transaction(&bench.store, &mut transaction, async |connection, _| {
             pay(connection, "a").await?;
-            Err::<i64, _>(Failure::Failed(sqlx::Error::RowNotFound))
+            Err::<i64, _>(Failure::Failed(sqlx::Error::RowNotFound.into()))
         })
         .await;
     assert!(matches!(failed, Err(RunError::Failed(_))), "{failed:?}");
@@ -115,10 +115,10 @@ async fn a_failure_is_rolled_back_to_the_savepoint() {
         })
         .await;
     assert!(matches!(broken, Err(RunError::Failed(_))), "{broken:?}");
-    let panicked: Result<Answer<i64>, RunError<sqlx::Error>> = bench
+    let panicked: Result<Answer<i64>, RunError> = bench
         .engine
         .once(Key::new("pay").value("a"))
-        .run_in_transaction(&bench.store, &mut transaction, async |connection, _| {
+        .run_in_transaction(&bench.store, &mut transaction, async |connection, _| -> Result<i64, Failure> {
             pay(connection, "a").await?;
             panic!("on purpose")
         })
@@ -226,7 +226,7 @@ async fn long_effect_tx() {
         assert!(matches!(busy, Err(RunError::InFlight { .. })), "{busy:?}");
         assert!(began.elapsed() < wait + Duration::from_secs(3), "{:?}", began.elapsed());
         let once = bench.engine.once(Key::new("pay").value("a")).wait(wait);
-        let busy = once.run(async |_| Ok::<i64, _>(2).map_err(Failure::<sqlx::Error>::Failed)).await;
+        let busy = once.run(async || Ok(2)).await;
         assert!(matches!(busy, Err(RunError::InFlight { .. })), "{busy:?}");
         drop(second);
     }

@@ -110,7 +110,7 @@ async fn nothing_is_replayed_from_memory_under_another_secret() {
     let engine = Engine::builder(open(&server.url()).await).build().expect("an engine");
     let once = async || {
         let call = engine.once(Key::new("charge").value("order-1"));
-        call.run(async |_| Ok::<u32, Failure<String>>(1)).await
+        call.run(async || Ok::<u32, Failure>(1)).await
     };
     let remembers = || {
         let key = Key::new("charge").value("order-1");
@@ -131,7 +131,7 @@ async fn nothing_is_replayed_from_memory_under_another_secret() {
 async fn a_configured_secret_is_not_compared() {
     let server = server();
     let store: Arc<dyn Store> = Arc::new(open(&server.url()).await);
-    let engine = Engine::over(store).secret(Secret::from_bytes([1; 32])).build().expect("an engine");
+    let engine = Engine::builder(store).secret(Secret::from_bytes([1; 32])).build().expect("an engine");
     given(&open(&server.url()).await).await;
     another_is_kept(&server);
     engine.verify(5).await.expect("claims work");

@@ -1,4 +1,4 @@
-//! A primary that is lost, and what its replica knows (failure-modes 5.3).
+//! A primary that is lost, and what its replica knows.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,4 +1,4 @@
-//! Faults of one server (failure-modes 5.3), each with its promised end.
+//! Faults of one server, each with its promised end.
 
 use semel::record::{Phase, Ruling};
 use semel::store::{ErrorKind, OnStoreLoss};

@@ -1,11 +1,10 @@
 //! Many callers over many handles, through the engine: one effect, equal answers, woken by push.
 
-use std::convert::Infallible;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use semel::outcome::Outcome;
 use semel::record::Mode;
-use semel::{Engine, Failure, Key};
+use semel::{Engine, Key};
 
 use super::*;
 
@@ -17,7 +16,7 @@ async fn two_hundred_callers_on_four_handles_have_one_effect() {
     let mut callers = Vec::new();
     for _ in 0..4 {
         let store: Arc<dyn Store> = connect(&server.url()).await;
-        let engine = Engine::over(store)
+        let engine = Engine::builder(store)
             .backstop(Duration::from_secs(30))
             .wait(Duration::from_secs(20))
             .build()
@@ -26,10 +25,10 @@ async fn two_hundred_callers_on_four_handles_have_one_effect() {
             let (engine, runs) = (engine.clone(), Arc::clone(&runs));
             callers.push(tokio::spawn(async move {
                 let once = engine.once(Key::new("charge").value("order-1")).fingerprint(&"ten euros");
-                let answer = once.run(async move |_| {
+                let answer = once.run(async move || {
                     let run = runs.fetch_add(1, Ordering::SeqCst);
                     tokio::time::sleep(Duration::from_millis(300)).await;
-                    Ok::<_, Failure<Infallible>>(run)
+                    Ok(run)
                 });
                 answer.await.map(|answer| (answer.value, answer.replayed))
             }));

@@ -1,4 +1,4 @@
-//! A server that forgets, or has no room (failure-modes 5.3).
+//! A server that forgets, or has no room.
 
 use semel::store::ErrorKind;
 

@@ -154,10 +154,10 @@ async fn a_secret_that_is_gone_is_put_back_by_an_idle_process() {
 async fn a_process_that_finds_no_secret_gets_that_of_the_others() {
     let server = server();
     let store = connect(&server.url()).await;
-    let engine = Engine::over(store.clone()).build().expect("an engine");
-    let once = async || -> Result<Answer<u32>, RunError<String>> {
+    let engine = Engine::builder(store.clone()).build().expect("an engine");
+    let once = async || -> Result<Answer<u32>, RunError> {
         let call = engine.once(Key::new("charge").value("order-1"));
-        call.run(async |_| Ok::<u32, Failure<String>>(1)).await
+        call.run(async || Ok::<u32, Failure>(1)).await
     };
     let remembers = || {
         let key = Key::new("charge").value("order-1");
@@ -227,7 +227,8 @@ async fn another_secret_is_not_given_to_the_same_process() {
 async fn a_configured_secret_is_not_compared() {
     let server = server();
     let store = connect(&server.url()).await;
-    let engine = Engine::over(store.clone()).secret(Secret::from_bytes([1; 32])).build().expect("an engine");
+    let engine =
+        Engine::builder(store.clone()).secret(Secret::from_bytes([1; 32])).build().expect("an engine");
     lose_all_and_make_another(&server);
     for _ in 0..2 {
         engine.verify(3).await.expect("claims work");

@@ -1,11 +1,10 @@
 //! Redis is killed and comes back, again and again, under load: no effect happens twice.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use semel::{Engine, Failure, Key};
+use semel::{Engine, Key};
 
 use super::*;
 
@@ -31,7 +30,7 @@ async fn tiered_redis_killed() {
         .iter()
         .map(|store| {
             let store: Arc<dyn Store> = store.clone();
-            Engine::over(store).wait(Duration::from_secs(60)).build().expect("good settings")
+            Engine::builder(store).wait(Duration::from_secs(60)).build().expect("good settings")
         })
         .collect();
     let witness = Arc::new(Mutex::new(HashMap::<usize, u32>::new()));
@@ -63,9 +62,9 @@ async fn tiered_redis_killed() {
                     let engine = &engines[number % engines.len()];
                     let witness = Arc::clone(&witness);
                     let once = engine.once(Key::new("charge").value(order.to_string())).fingerprint(&order);
-                    let answer = once.run(async move |_| {
+                    let answer = once.run(async move || {
                         *witness.lock().expect("nobody panics in here").entry(order).or_default() += 1;
-                        Ok::<_, Failure<Infallible>>(order)
+                        Ok(order)
                     });
                     let answer = answer.await.unwrap_or_else(|error| panic!("order {order}: {error}"));
                     assert_eq!(answer.value, order, "somebody else's outcome");

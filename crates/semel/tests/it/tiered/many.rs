@@ -1,9 +1,8 @@
 //! Many callers over two engines on the same servers: one effect, equal answers, woken by push.
 
-use std::convert::Infallible;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use semel::{Engine, Failure, Key};
+use semel::{Engine, Key};
 
 use super::*;
 
@@ -14,7 +13,7 @@ async fn engines(servers: &Servers) -> Vec<(Engine, Arc<TieredStore>)> {
     let mut engines = Vec::new();
     for _ in 0..2 {
         let store = servers.open().await;
-        let engine = Engine::over(Arc::clone(&store) as Arc<dyn Store>)
+        let engine = Engine::builder(Arc::clone(&store) as Arc<dyn Store>)
             .backstop(BACKSTOP)
             .wait(Duration::from_secs(50))
             .build()
@@ -34,10 +33,10 @@ async fn stampede(servers: &Servers, order: &'static str) {
         let (runs, gate) = (Arc::clone(&runs), Arc::clone(&gate));
         callers.push(tokio::spawn(async move {
             let once = engine.once(Key::new("charge").value(order)).fingerprint(&"ten euros");
-            let answer = once.run(async move |_| {
+            let answer = once.run(async move || {
                 let run = runs.fetch_add(1, Ordering::SeqCst);
                 gate.notified().await;
-                Ok::<_, Failure<Infallible>>(run)
+                Ok(run)
             });
             answer.await.map(|answer| (answer.value, answer.replayed))
         }));

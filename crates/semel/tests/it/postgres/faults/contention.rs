@@ -62,7 +62,7 @@ async fn waiter_blocks_in_db() {
         tokio::spawn(async move {
             let key = Key::new("charge").scope("acct").value("one");
             let once = engine.once(key).fingerprint(&1);
-            let answer = once.run(async move |_| {
+            let answer = once.run(async move || {
                 effects.fetch_add(1, Ordering::SeqCst);
                 gate.notified().await;
                 Ok::<_, std::io::Error>("receipt".to_owned()).failed()
@@ -173,7 +173,7 @@ async fn two_hundred_callers_have_one_effect() {
             let (engine, effects) = (engines[number % 4].clone(), Arc::clone(&effects));
             tokio::spawn(async move {
                 let once = engine.once(Key::new("charge").scope("acct").value("one")).fingerprint(&1);
-                let ran = once.run(async move |_| {
+                let ran = once.run(async move || {
                     tokio::time::sleep(Duration::from_millis(300)).await;
                     let number = effects.fetch_add(1, Ordering::SeqCst);
                     Ok::<_, std::io::Error>(format!("receipt {number}")).failed()

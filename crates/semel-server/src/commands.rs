@@ -1,0 +1,14 @@
+//! The subcommands of the binary: one module of its name for each, with its flags.
+
+pub(crate) mod check;
+pub(crate) mod config;
+pub(crate) mod demo;
+pub(crate) mod dlq;
+pub(crate) mod drill;
+pub(crate) mod events;
+pub(crate) mod keys;
+mod remote;
+pub(crate) mod replay;
+pub(crate) mod runbook;
+pub(crate) mod runs;
+pub(crate) mod serve;

@@ -1,0 +1,234 @@
+//! `semel drill`: causes failures on purpose. Each drill starts what it needs, on free ports and in a temporary folder, prints its
+//! checks, and reports whether it passed.
+
+mod burst;
+mod crowd;
+mod ground;
+mod letters;
+mod moments;
+mod outages;
+mod postgres;
+mod redis;
+mod target;
+mod wire;
+
+use std::io::Write as _;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use semel::store::BoxFuture;
+use serde_json::json;
+
+use self::ground::{DrillEnvironment, DrillNeeds, Skipped};
+use crate::misused::Misused;
+use crate::telemetry::logs;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DrillArgs {
+    /// Name of the drill, or `all`; any other word lists the drills
+    pub(crate) name: String,
+    /// Redis server to use instead of starting redis-server, for drills that do not kill it
+    #[arg(long, value_name = "URL")]
+    pub(crate) redis: Option<String>,
+    /// PostgreSQL database for the ledger, instead of starting a server, for drills that do not kill it
+    #[arg(long, value_name = "URL")]
+    pub(crate) postgres: Option<String>,
+    /// Print one line of JSON per drill
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A drill: its name, its description, and its requirements.
+struct Drill {
+    name: &'static str,
+    about: &'static str,
+    needs: DrillNeeds,
+    run: for<'a> fn(&'a mut DrillEnvironment) -> BoxFuture<'a, anyhow::Result<()>>,
+}
+
+const DRILLS: [Drill; 13] = [
+    Drill {
+        name: "target-down",
+        about: "a target is unavailable: retries, then dead letters; other targets are not delayed",
+        needs: DrillNeeds::Nothing,
+        run: |ground| Box::pin(letters::target_down(ground)),
+    },
+    Drill {
+        name: "broken-credentials",
+        about: "a target refuses our credentials: not retried, dead-lettered, and replayed once they are right",
+        needs: DrillNeeds::Nothing,
+        run: |ground| Box::pin(letters::broken_credentials(ground)),
+    },
+    Drill {
+        name: "replay-dead-letter",
+        about: "a dead letter is planned, replayed with its original key, and skipped the second time",
+        needs: DrillNeeds::Nothing,
+        run: |ground| Box::pin(letters::replay_dead_letter(ground)),
+    },
+    Drill {
+        name: "duplicate-messages",
+        about: "a stream contains every message twice, and one that cannot be decoded: one effect each, nothing lost",
+        needs: DrillNeeds::Redis,
+        run: |ground| Box::pin(burst::duplicate_messages(ground)),
+    },
+    Drill {
+        name: "cold-gate-burst",
+        about: "concurrent triggers of one key on a cold gate, through several processes: one run",
+        needs: DrillNeeds::Several,
+        run: |ground| Box::pin(burst::cold_gate_burst(ground)),
+    },
+    Drill {
+        name: "mutations-while-buffered",
+        about: "fifty callers change a buffered run concurrently: every change arrives, no byte is re-encoded",
+        needs: DrillNeeds::Redis,
+        run: |ground| Box::pin(burst::mutations_while_buffered(ground)),
+    },
+    Drill {
+        name: "reset-while-buffered",
+        about: "a key is reset while its run is buffered: the next trigger is another run, and both arrive",
+        needs: DrillNeeds::Redis,
+        run: |ground| Box::pin(burst::reset_while_buffered(ground)),
+    },
+    Drill {
+        name: "drainer-killed",
+        about: "a draining process is killed: every buffered run arrives exactly once",
+        needs: DrillNeeds::Redis,
+        run: |ground| Box::pin(burst::drainer_killed(ground)),
+    },
+    Drill {
+        name: "winner-crashes",
+        about: "the process that won a key is killed before it stored the run: the waiting callers get one run",
+        needs: DrillNeeds::OwnRedis,
+        run: |ground| Box::pin(moments::winner_crashes(ground)),
+    },
+    Drill {
+        name: "publish-lost",
+        about: "a run is stored, but its id is never published: triggers with the key find the run",
+        needs: DrillNeeds::OwnRedis,
+        run: |ground| Box::pin(moments::publish_lost(ground)),
+    },
+    Drill {
+        name: "reset-while-draining",
+        about: "a key is reset while a drainer holds its run: the next trigger is another run, and both arrive",
+        needs: DrillNeeds::OwnRedis,
+        run: |ground| Box::pin(moments::reset_while_draining(ground)),
+    },
+    Drill {
+        name: "redis-down",
+        about: "Redis fails at the claim, at the wait and at the buffer, and recovers: the ledger decides alone",
+        needs: DrillNeeds::OwnRedis,
+        run: |ground| Box::pin(outages::redis_down(ground)),
+    },
+    Drill {
+        name: "database-down",
+        about: "PostgreSQL crashes while the buffer is drained: no attempt is lost, and every run arrives once",
+        needs: DrillNeeds::OwnBoth,
+        run: |ground| Box::pin(outages::database_down(ground)),
+    },
+];
+
+/// Runs the named drills.
+///
+/// # Errors
+/// A drill that failed, or an unknown name.
+pub(crate) fn run(args: &DrillArgs) -> anyhow::Result<()> {
+    let chosen: Vec<&Drill> = match args.name.as_str() {
+        "all" => DRILLS.iter().collect(),
+        name => DRILLS.iter().filter(|drill| drill.name == name).collect(),
+    };
+    if chosen.is_empty() {
+        let names: Vec<String> =
+            DRILLS.iter().map(|drill| format!("  {:<26}{}", drill.name, drill.about)).collect();
+        let names = names.join("\n");
+        let what =
+            format!("there is no drill {:?}; there are\n{names}\n  {:<26}all of them", args.name, "all");
+        return Err(Misused::new(what).into());
+    }
+    logs::start(crate::config::LogConfig::quiet());
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let (mut failed, mut skipped) = (Vec::new(), Vec::new());
+    let several = chosen.len() > 1;
+    for drill in chosen {
+        match runtime.block_on(one(drill, args))? {
+            DrillVerdict::Passed => {}
+            DrillVerdict::Failed => failed.push(drill.name),
+            DrillVerdict::Skipped => skipped.push(drill.name),
+        }
+    }
+    runtime.shutdown_background();
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    match (skipped.is_empty(), several) {
+        (true, _) => Ok(()),
+        // With several drills a skip is only reported; a single drill that is skipped is an error, because nothing was checked.
+        (false, true) if args.json => Ok(()),
+        (false, true) => say(&format!("skipped: {}; nothing was checked there", skipped.join(", "))),
+        (false, false) => bail!("skipped: nothing was checked"),
+    }
+}
+
+/// The result of a drill.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum DrillVerdict {
+    Passed,
+    Failed,
+    /// A requirement is not installed.
+    Skipped,
+}
+
+/// Runs one drill.
+async fn one(drill: &Drill, args: &DrillArgs) -> anyhow::Result<DrillVerdict> {
+    if !args.json {
+        say(&format!("{}: {}", drill.name, drill.about))?;
+    }
+    let (ran, checks, notes) = match DrillEnvironment::new(args, drill.needs) {
+        Ok(mut ground) => {
+            let ran = (drill.run)(&mut ground).await;
+            let (checks, notes) = ground.end().await;
+            (ran, checks, notes)
+        }
+        Err(error) => (Err(error), Vec::new(), Vec::new()),
+    };
+    let why_not = ran.as_ref().err().and_then(|error| error.downcast_ref::<Skipped>());
+    if let Some(why) = why_not.filter(|_| checks.is_empty()) {
+        if args.json {
+            let told = json!({ "drill": drill.name, "passed": null, "skipped": why.to_string() });
+            say(&told.to_string())?;
+        } else {
+            say(&format!("{}: SKIPPED, {why}\n", drill.name))?;
+        }
+        return Ok(DrillVerdict::Skipped);
+    }
+    let passed = ran.is_ok() && !checks.is_empty() && checks.iter().all(|check| check.passed);
+    let verdict = if passed { DrillVerdict::Passed } else { DrillVerdict::Failed };
+    if args.json {
+        let shown: Vec<_> = checks
+            .iter()
+            .map(|check| json!({ "checked": check.what, "passed": check.passed, "seen": check.seen }))
+            .collect();
+        let error = ran.as_ref().err().map(|error| format!("{error:#}"));
+        let told =
+            json!({ "drill": drill.name, "passed": passed, "checks": shown, "notes": notes, "error": error });
+        say(&told.to_string())?;
+        return Ok(verdict);
+    }
+    for note in &notes {
+        say(&format!("  note    {note}"))?;
+    }
+    for check in &checks {
+        let word = if check.passed { "ok    " } else { "FAILED" };
+        say(&format!("  {word}  {} ({})", check.what, check.seen))?;
+    }
+    if let Err(error) = &ran {
+        say(&format!("  FAILED  it could not go on: {error:#}"))?;
+    }
+    let word = if passed { "passed" } else { "FAILED" };
+    say(&format!("{}: {word}, {} checks\n", drill.name, checks.len()))?;
+    Ok(verdict)
+}
+
+fn say(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush()).context("standard output is closed")
+}

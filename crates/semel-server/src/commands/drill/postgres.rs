@@ -1,0 +1,71 @@
+//! A PostgreSQL database for a drill, so that several processes share a ledger: an existing one, or a server started for the drill.
+
+use anyhow::Context as _;
+use semel::store::sqlx::{self, Connection as _, PgConnection, Row as _};
+use semel_testbed::Postgres;
+
+/// A PostgreSQL database.
+pub(super) struct DrillPostgres {
+    pub(super) url: String,
+    /// The schema of all tables of this drill: an existing database may contain others.
+    pub(super) schema: String,
+    /// The server, if the drill started it.
+    own: Option<Postgres>,
+}
+
+impl DrillPostgres {
+    /// The database at `url`.
+    pub(super) fn named(url: &str) -> Self {
+        Self { url: url.to_owned(), schema: format!("semel_drill_{:08x}", rand::random::<u32>()), own: None }
+    }
+
+    /// Starts a server; `None` if PostgreSQL is not installed.
+    ///
+    /// # Errors
+    /// It is installed, but cannot be started.
+    pub(super) fn start() -> anyhow::Result<Option<Self>> {
+        match Postgres::options().without_template().start() {
+            Ok(own) => {
+                let named = Self::named(&own.url());
+                Ok(Some(Self { own: Some(own), ..named }))
+            }
+            Err(semel_testbed::Error::Missing { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn own(&self) -> anyhow::Result<&Postgres> {
+        self.own.as_ref().context("the drill did not start this PostgreSQL")
+    }
+
+    /// Kills it, like a crash.
+    pub(super) fn kill(&self) -> anyhow::Result<()> {
+        self.own().map(Postgres::kill)
+    }
+
+    /// Starts it again with its data.
+    pub(super) fn restart(&self) -> anyhow::Result<()> {
+        Ok(self.own()?.restart()?)
+    }
+
+    /// Counts rows of the drill's tables, directly in the database. `what` follows SELECT.
+    pub(super) async fn count(&self, what: &str) -> anyhow::Result<i64> {
+        let sql = format!("SET search_path = {}", self.schema);
+        let mut connection = PgConnection::connect(&self.url).await?;
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await?;
+        let row =
+            sqlx::query(sqlx::AssertSqlSafe(format!("SELECT {what}"))).fetch_one(&mut connection).await?;
+        Ok(row.try_get(0)?)
+    }
+
+    /// Removes the drill's data from an existing database.
+    pub(super) async fn end(self) {
+        if self.own.is_some() {
+            return;
+        }
+        if let Ok(mut connection) = PgConnection::connect(&self.url).await {
+            let drop = format!("DROP SCHEMA IF EXISTS {} CASCADE", self.schema);
+            let _ = sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut connection).await;
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! A Redis server for a drill: an existing one, or one started for the drill.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use semel::store::redis_driver::{Cmd, Value};
+use semel::store::{Effect, RedisClient};
+use semel_testbed::Redis;
+use semel_testbed::redis::Persistence;
+
+use super::ground::Skipped;
+
+/// A Redis server.
+pub(super) struct DrillRedis {
+    pub(super) url: String,
+    /// Prefix of the drill's keys and streams: an existing server may contain others.
+    pub(super) prefix: String,
+    /// The server, if the drill started it.
+    own: Option<Redis>,
+}
+
+impl DrillRedis {
+    /// Uses the server at `url`, or starts `redis-server`.
+    pub(super) fn find(url: Option<&str>) -> anyhow::Result<Self> {
+        let prefix = format!("semel-drill-{:08x}", rand::random::<u32>());
+        if let Some(url) = url {
+            return Ok(Self { url: url.to_owned(), prefix, own: None });
+        }
+        match Redis::options().persistence(Persistence::Always).start() {
+            Ok(own) => Ok(Self { url: own.url(), prefix, own: Some(own) }),
+            Err(semel_testbed::Error::Missing { .. }) => {
+                let why = "it needs Redis: install redis-server; some drills accept --redis URL";
+                Err(Skipped(why).into())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn client(&self) -> anyhow::Result<RedisClient> {
+        let builder = RedisClient::builder(self.url.clone()).connect_timeout(Duration::from_millis(500));
+        builder.build().context("the Redis of the drill")
+    }
+
+    /// Sends one command.
+    pub(super) async fn tell(&self, words: &[&str]) -> anyhow::Result<Value> {
+        let mut command = Cmd::new();
+        for word in words {
+            command.arg(*word);
+        }
+        Ok(self.client()?.query(&command, Effect::Writes).await?)
+    }
+
+    /// Its port, if the drill started it and may kill it.
+    pub(super) fn port(&self) -> Option<u16> {
+        self.own.as_ref().map(Redis::port)
+    }
+
+    /// The members of a kind of buffer key (`queue`, `leased`, `runs`, `about`) of all tenants.
+    pub(super) async fn buffered(&self, part: &str) -> anyhow::Result<Vec<String>> {
+        let (list, range) = match part {
+            "queue" | "leased" => ("ZRANGE", &["0", "-1"][..]),
+            _ => ("HVALS", &[][..]),
+        };
+        let mut members = Vec::new();
+        for key in texts(self.tell(&["KEYS", &format!("{}:*:{part}", self.prefix)]).await?) {
+            members.extend(texts(self.tell(&[&[list, &key], range].concat()).await?));
+        }
+        Ok(members)
+    }
+
+    /// Kills it.
+    pub(super) fn kill(&self) {
+        if let Some(own) = &self.own {
+            own.kill();
+        }
+    }
+
+    /// Starts it again with its data.
+    pub(super) fn restart(&self) -> anyhow::Result<()> {
+        Ok(self.own.as_ref().context("the drill did not start this Redis")?.restart()?)
+    }
+
+    /// Removes the drill's data from an existing server.
+    pub(super) async fn end(self) {
+        if self.own.is_some() {
+            return;
+        }
+        if let Ok(keys) = self.tell(&["KEYS", &format!("{}*", self.prefix)]).await {
+            for key in texts(keys) {
+                let _ = self.tell(&["DEL", &key]).await;
+            }
+        }
+    }
+}
+
+/// The strings of a list.
+fn texts(answer: Value) -> Vec<String> {
+    let Value::Array(items) = answer else { return Vec::new() };
+    let text = |item| match item {
+        Value::BulkString(text) => Some(String::from_utf8_lossy(&text).into_owned()),
+        _ => None,
+    };
+    items.into_iter().filter_map(text).collect()
+}

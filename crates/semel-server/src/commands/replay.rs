@@ -1,0 +1,249 @@
+//! `semel replay`: replays dead letters of a running server, and follows the job.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use anyhow::bail;
+use clap::Args;
+use http::Method;
+use serde_json::Value;
+
+use super::remote::{Pages, QueryString, cell, encode, get, print, send, table, write_line};
+use crate::admin::replays::{OrderRequest, ReplayRequest};
+use crate::cli::Remote;
+use crate::client::AdminClient;
+
+/// Choose the dead letters: --status failed, --dlq --id, --event-id, or --job.
+#[derive(Clone, Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["status", "dlq", "event_id", "job"]))]
+pub(crate) struct ReplayArgs {
+    /// All deliveries that ended in dlq or blocked: `failed`
+    #[arg(long, value_name = "S")]
+    pub(crate) status: Option<String>,
+    /// Maximum number, oldest first [default: 100]
+    #[arg(long, value_name = "N", requires = "status")]
+    pub(crate) limit: Option<u64>,
+    /// Only this tenant
+    #[arg(long, requires = "status")]
+    pub(crate) tenant: Option<String>,
+    /// Only this failure signature, as printed by `dlq groups`
+    #[arg(long, requires = "status")]
+    pub(crate) signature: Option<String>,
+    /// Dead letters by id
+    #[arg(long, requires = "id")]
+    pub(crate) dlq: bool,
+    /// A dead letter; can be repeated
+    #[arg(long, value_name = "ID", requires = "dlq")]
+    pub(crate) id: Vec<String>,
+    /// Deliveries of one event
+    #[arg(long, value_name = "ID")]
+    pub(crate) event_id: Option<String>,
+    /// Only these targets, separated by commas
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    pub(crate) targets: Vec<String>,
+    /// resume: skip completed deliveries; re-execute: run effects again; as-new: send as new events [default: resume]
+    #[arg(long, value_name = "M")]
+    pub(crate) mode: Option<String>,
+    /// Reason; required for re-execute
+    #[arg(long, value_name = "R")]
+    pub(crate) reason: Option<String>,
+    /// Show the plan without executing it
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Maximum rate per second; 0 is no limit [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) rate: Option<f64>,
+    /// Canary size: the rest is released after these succeeded [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) canary: Option<u32>,
+    /// Maximum number in progress [default: 16]
+    #[arg(long, value_name = "N")]
+    pub(crate) concurrency: Option<u32>,
+    /// Do not wait for the end of the job
+    #[arg(long)]
+    pub(crate) detach: bool,
+    /// An existing job: follow or control it
+    #[arg(long, value_name = "ID")]
+    pub(crate) job: Option<String>,
+    /// Pause the job
+    #[arg(long, requires = "job", conflicts_with_all = ["resume", "cancel"])]
+    pub(crate) pause: bool,
+    /// Resume the job and follow it
+    #[arg(long, requires = "job", conflicts_with = "cancel")]
+    pub(crate) resume: bool,
+    /// Cancel the job
+    #[arg(long, requires = "job")]
+    pub(crate) cancel: bool,
+    #[command(flatten)]
+    pub(crate) remote: Remote,
+}
+
+/// How often the job is polled.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Runs the command.
+///
+/// # Errors
+/// The server cannot be reached or refuses, or items failed again.
+pub(crate) async fn run(args: &ReplayArgs) -> anyhow::Result<()> {
+    let remote = &args.remote;
+    let client = AdminClient::of(remote)?;
+    if let Some(job) = &args.job {
+        let order = [("pause", args.pause), ("resume", args.resume), ("cancel", args.cancel)];
+        let asked = match order.iter().find(|(_, wanted)| *wanted) {
+            Some((order, _)) => {
+                let path = format!("/v1/replays/{}/{order}", encode(job));
+                let reason = args.reason.clone().unwrap_or_default();
+                let request = OrderRequest { reason, rate: None, concurrency: None };
+                send(&client, Method::POST, &path, &request).await?
+            }
+            None => get(&client, &format!("/v1/replays/{}", encode(job))).await?,
+        };
+        return if args.detach || args.pause || args.cancel {
+            tell(remote, &asked)
+        } else {
+            follow(args, &client, asked).await
+        };
+    }
+    let job = send(&client, Method::POST, "/v1/replays", &request(args)).await?;
+    if args.dry_run {
+        return plan(remote, &job);
+    }
+    if args.detach {
+        return tell(remote, &job);
+    }
+    follow(args, &client, job).await
+}
+
+fn request(args: &ReplayArgs) -> ReplayRequest {
+    ReplayRequest {
+        status: args.status.clone(),
+        limit: args.limit,
+        tenant: args.tenant.clone(),
+        signature: args.signature.clone(),
+        ids: (!args.id.is_empty()).then(|| args.id.clone()),
+        event_id: args.event_id.clone(),
+        targets: args.targets.clone(),
+        mode: args.mode.clone(),
+        reason: args.reason.clone(),
+        rate: args.rate,
+        canary: args.canary,
+        concurrency: args.concurrency,
+        pause_above: None,
+        dry_run: args.dry_run,
+    }
+}
+
+fn plan(remote: &Remote, plan: &Value) -> anyhow::Result<()> {
+    if remote.json {
+        return print(plan);
+    }
+    let rows: Vec<[String; 6]> = plan["items"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|item| ["action", "letter", "delivery", "target", "event", "why"].map(|name| cell(item, name)))
+        .collect();
+    table(["ACTION", "DEAD LETTER", "DELIVERY", "TARGET", "EVENT", "WHY"], &rows)?;
+    if let Some(more @ 1..) = plan["more"].as_u64() {
+        write_line(&format!("… and {more} more"))?;
+    }
+    let [total, run, skip, conflict] = ["total", "run", "skip", "conflict"].map(|name| cell(plan, name));
+    write_line(&format!(
+        "{total} in total: {run} to run, {skip} to skip, {conflict} in conflict; nothing was sent"
+    ))
+}
+
+fn tell(remote: &Remote, job: &Value) -> anyhow::Result<()> {
+    if remote.json {
+        return print(job);
+    }
+    write_line(&line(job))
+}
+
+fn line(job: &Value) -> String {
+    let counts = &job["counts"];
+    let [total, pending, released, replayed] =
+        ["total", "pending", "released", "replayed"].map(|name| cell(counts, name));
+    let [completed, inflight, failed, cancelled] =
+        ["skipped_completed", "skipped_inflight", "failed_again", "cancelled"].map(|name| cell(counts, name));
+    let mut text = format!(
+        "{}  {}: {replayed} of {total} replayed, {failed} failed again, {completed} already done, {inflight} in progress",
+        cell(job, "id"),
+        cell(job, "state"),
+    );
+    if cancelled != "0" {
+        text += &format!(", {cancelled} cancelled");
+    }
+    if pending != "0" || released != "0" {
+        text += &format!("; {released} in progress, {pending} pending");
+    }
+    if let Some(note) = job["note"].as_str().filter(|note| !note.is_empty()) {
+        text += &format!(" ({note})");
+    }
+    text
+}
+
+/// Follows a job until it ends or is paused.
+async fn follow(args: &ReplayArgs, client: &AdminClient, mut job: Value) -> anyhow::Result<()> {
+    let (remote, terminal) = (&args.remote, std::io::stderr().is_terminal());
+    let path = format!("/v1/replays/{}", encode(&cell(&job, "id")));
+    let mut gone = 0;
+    while job["state"] == "running" {
+        if terminal && !remote.json {
+            progress(&job);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+        // The server may be restarted meanwhile: the job continues by itself.
+        match get(client, &path).await {
+            Ok(seen) => (job, gone) = (seen, 0),
+            Err(error) if gone < 120 => {
+                gone += 1;
+                tracing::debug!(target: "semel", %error, "server did not answer; retrying");
+            }
+            Err(error) => {
+                return Err(
+                    error.context("the server does not answer; the job continues when it is available again")
+                );
+            }
+        }
+    }
+    if terminal && !remote.json {
+        eprint!("\r\x1b[K");
+    }
+    tell(remote, &job)?;
+    let failed = job["counts"]["failed_again"].as_u64().unwrap_or(0);
+    if failed > 0 && !remote.json {
+        failures(remote, &cell(&job, "id")).await?;
+    }
+    match job["state"].as_str() {
+        Some("done") if failed == 0 => Ok(()),
+        Some("done") => bail!("{failed} failed again; `semel dlq groups` shows why"),
+        Some("paused") => {
+            bail!("the job is paused; `semel replay --job {} --resume` resumes it", cell(&job, "id"))
+        }
+        _ => bail!("the job was cancelled"),
+    }
+}
+
+/// The first items that failed again.
+async fn failures(remote: &Remote, job: &str) -> anyhow::Result<()> {
+    let path = format!("/v1/replays/{}/items", encode(job));
+    let items = Pages::new(remote, path, QueryString::default())?.collect(10_000).await?;
+    let failed = items.iter().filter(|item| item["result"] == "failed_again").take(10);
+    let rows: Vec<[String; 3]> =
+        failed.map(|item| ["dlq_id", "target", "error"].map(|name| cell(item, name))).collect();
+    table(["DEAD LETTER", "TARGET", "ERROR"], &rows)
+}
+
+fn progress(job: &Value) {
+    let counts = &job["counts"];
+    let number = |name: &str| counts[name].as_u64().unwrap_or(0);
+    let total = number("total").max(1);
+    let ended = number("total") - number("pending") - number("released");
+    let filled = usize::try_from(ended * 30 / total).unwrap_or(30);
+    let bar = ["█".repeat(filled), "░".repeat(30 - filled)].concat();
+    let failed = number("failed_again");
+    eprint!("\r\x1b[K{bar} {ended}/{total}  {failed} failed again");
+    let _ = std::io::stderr().flush();
+}

@@ -1,0 +1,210 @@
+//! `semel runs`: triggers, inspects and changes runs on a running server.
+
+use std::collections::BTreeMap;
+
+use clap::Subcommand;
+use http::Method;
+use serde_json::json;
+
+use super::remote::{
+    Pages, QueryString, cell, encode, get, members, print, read_payload, send, table, write_line,
+};
+use crate::admin::runs::{CancelRequest, PatchRequest, ResetRequest, TriggerRequest};
+use crate::cli::Remote;
+use crate::client::AdminClient;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RunsCommand {
+    /// Trigger a run of a target
+    Trigger {
+        /// Name of the target in the config
+        target: String,
+        /// Payload: JSON; @FILE reads a file, - standard input
+        #[arg(long, default_value = "{}")]
+        payload: String,
+        /// Key of the run: another trigger with the same key is the same run
+        #[arg(long)]
+        key: Option<String>,
+        /// Tenant
+        #[arg(long)]
+        tenant: Option<String>,
+        /// Tag to find it by; can be repeated
+        #[arg(long)]
+        tag: Vec<String>,
+        /// Delay before the run starts
+        #[arg(long, value_name = "DURATION")]
+        delay: Option<String>,
+        /// How long the key is remembered
+        #[arg(long, value_name = "DURATION")]
+        ttl: Option<String>,
+        /// Wait until the run has ended
+        #[arg(long)]
+        wait: bool,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// List runs, newest first
+    List {
+        /// Only this target
+        #[arg(long)]
+        target: Option<String>,
+        /// Only this tenant
+        #[arg(long)]
+        tenant: Option<String>,
+        /// Only this tag
+        #[arg(long)]
+        tag: Option<String>,
+        /// Show the number of buffered runs instead
+        #[arg(long, conflicts_with_all = ["target", "tag"])]
+        buffered: bool,
+        /// Maximum number of runs
+        #[arg(long, default_value_t = 100)]
+        limit: usize,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Show a run, buffered or not
+    Show {
+        /// run_…
+        id: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Cancel a run that has not started
+    Cancel {
+        /// run_…
+        id: String,
+        /// Reason, for the audit log
+        #[arg(long, default_value = "")]
+        reason: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Add tags to a run
+    Tag {
+        /// run_…
+        id: String,
+        /// Tags to add
+        #[arg(required = true)]
+        tags: Vec<String>,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Reset a key: the next trigger with it is a new run
+    ResetKey {
+        /// Name of the target in the config
+        target: String,
+        /// The key
+        key: String,
+        /// Tenant of the run
+        #[arg(long)]
+        tenant: Option<String>,
+        /// Name of the token that triggered it, if it was another one
+        #[arg(long)]
+        principal: Option<String>,
+        /// Reason, for the audit log
+        #[arg(long, default_value = "")]
+        reason: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// The server cannot be reached, or refuses.
+pub(crate) async fn run(command: RunsCommand) -> anyhow::Result<()> {
+    match command {
+        RunsCommand::Trigger { target, payload, key, tenant, tag, delay, ttl, wait, remote } => {
+            let request = TriggerRequest {
+                target,
+                payload: read_payload(&payload)?,
+                tenant,
+                tags: tag,
+                metadata: BTreeMap::new(),
+                delay,
+                ttl,
+                idempotency_key: key,
+            };
+            let path = if wait { "/v1/runs?wait=true" } else { "/v1/runs" };
+            let done = send(&AdminClient::of(&remote)?, Method::POST, path, &request).await?;
+            if remote.json {
+                return print(&done);
+            }
+            let how = match (done["cached"] == true, done["buffered"] == true) {
+                (true, _) => "already triggered",
+                (false, true) => "triggered, buffered",
+                (false, false) => "triggered",
+            };
+            let status = cell(&done, "status");
+            write_line(format!("{}  {how}  {status}", cell(&done, "id")).trim_end())
+        }
+        RunsCommand::List { target, tenant, tag, buffered, limit, remote } => {
+            list(&remote, (target, tenant, tag), buffered, limit).await
+        }
+        RunsCommand::Show { id, remote } => {
+            let shown = get(&AdminClient::of(&remote)?, &format!("/v1/runs/{}", encode(&id))).await?;
+            if remote.json { print(&shown) } else { members(&shown) }
+        }
+        RunsCommand::Cancel { id, reason, remote } => {
+            let path = format!("/v1/runs/{}/cancel", encode(&id));
+            let done =
+                send(&AdminClient::of(&remote)?, Method::POST, &path, &CancelRequest { reason }).await?;
+            if remote.json {
+                return print(&done);
+            }
+            write_line(&format!("{}: {}", cell(&done, "id"), cell(&done, "status")))
+        }
+        RunsCommand::Tag { id, tags, remote } => {
+            let path = format!("/v1/runs/{}", encode(&id));
+            let change = PatchRequest { add_tags: tags, ..PatchRequest::default() };
+            let done = send(&AdminClient::of(&remote)?, Method::PATCH, &path, &change).await?;
+            if remote.json {
+                return print(&done);
+            }
+            write_line(&format!("{}: {}", cell(&done, "id"), cell(&done, "tags")))
+        }
+        RunsCommand::ResetKey { target, key, tenant, principal, reason, remote } => {
+            let request = ResetRequest { target, key, tenant, principal, reason };
+            let done = send(&AdminClient::of(&remote)?, Method::POST, "/v1/runs/reset-key", &request).await?;
+            if remote.json {
+                return print(&done);
+            }
+            match done["reset"] == true {
+                true => write_line(&format!("the key of {} is free", cell(&done, "id"))),
+                false => write_line("no run had this key"),
+            }
+        }
+    }
+}
+
+async fn list(
+    remote: &Remote,
+    (target, tenant, tag): (Option<String>, Option<String>, Option<String>),
+    buffered: bool,
+    limit: usize,
+) -> anyhow::Result<()> {
+    let mut query = QueryString::default();
+    query.add("tenant", tenant.as_deref());
+    if buffered {
+        query.add("buffered", Some("true"));
+        let page = get(&AdminClient::of(remote)?, &format!("/v1/runs{}", query.as_str())).await?;
+        if remote.json {
+            return print(&page);
+        }
+        let counted = page["tenants"].as_array().into_iter().flatten();
+        let names = ["tenant", "queued", "in_transit", "oldest_seconds"];
+        let rows: Vec<[String; 4]> = counted.map(|item| names.map(|name| cell(item, name))).collect();
+        return table(["TENANT", "QUEUED", "IN TRANSIT", "OLDEST (S)"], &rows);
+    }
+    query.add("target", target.as_deref());
+    query.add("tag", tag.as_deref());
+    let items = Pages::new(remote, "/v1/runs", query)?.collect(limit).await?;
+    if remote.json {
+        return print(&json!({ "items": items }));
+    }
+    let names = ["id", "type", "tenant", "dedupe_key", "tags", "accepted_at"];
+    let rows: Vec<[String; 6]> = items.iter().map(|item| names.map(|name| cell(item, name))).collect();
+    table(["ID", "TARGET", "TENANT", "KEY", "TAGS", "ACCEPTED"], &rows)
+}
