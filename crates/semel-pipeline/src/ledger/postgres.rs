@@ -15,21 +15,17 @@ mod drain;
 mod fault;
 mod ids;
 mod intake;
-mod jobs;
 mod join;
-mod letters;
 mod link;
 mod listen;
-mod reading;
 mod relay;
-mod release;
-mod runs;
 mod schema;
 mod settle;
 mod statements;
 mod sweep;
 mod take;
 mod values;
+mod writing;
 
 use std::fmt;
 use std::sync::Arc;
@@ -45,7 +41,8 @@ pub use self::builder::PostgresLedgerBuilder;
 use self::database::Db;
 use self::fault::Fault;
 use self::link::{Shape, Shared};
-use super::{Answer, BoxFuture, Drained, DrainedRun, Intake, KeyState, Take, Working};
+use super::sql::traits::sql_ledger;
+use super::{Answer, BoxFuture, Drained, DrainedRun, Intake, KeyState, Retention, Take, Working};
 use crate::delivery::{Holding, Said, Settle, Work};
 use crate::event::{Accepted, NewEvent};
 use crate::id::DeliveryId;
@@ -119,6 +116,23 @@ impl PostgresLedger {
         T: Send + 'a,
     {
         Box::pin(async move { self.shared.call(shape, &asked, work).await })
+    }
+
+    /// Tells workers that there may be something to take, once the answer is there.
+    fn wake<'a, T: Send + 'a>(&'a self, answer: Answer<'a, T>) -> Answer<'a, T> {
+        Box::pin(async move {
+            let answer = answer.await?;
+            self.shared.news.tell();
+            Ok(answer)
+        })
+    }
+}
+
+sql_ledger!(PostgresLedger);
+
+impl Retention for PostgresLedger {
+    fn sweep(&self, keep: Duration, limit: u32) -> Answer<'_, u64> {
+        Box::pin(async move { sweep::sweep(&self.shared, keep, limit).await })
     }
 }
 

@@ -12,7 +12,7 @@ use semel_pipeline::delivery::{DeliveryHistory, DeliveryState};
 use semel_pipeline::event::{CHANGES_MEMBER, NewEvent, Notes};
 use semel_pipeline::id::{EventId, EventKind};
 use semel_pipeline::ledger::{self, AuditLine, Change, EventFilter};
-use semel_pipeline::trigger::{DeskError, RunKey, RunLocation, RunRequest, TriggerError, Triggered};
+use semel_triggers::trigger::{RunAccessError, RunKey, RunLocation, RunRequest, TriggerError, Triggered};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -292,11 +292,11 @@ fn refused(error: TriggerError) -> Refusal {
     }
 }
 
-pub(super) fn run_error(error: DeskError) -> Refusal {
+pub(super) fn run_error(error: RunAccessError) -> Refusal {
     let detail = error.to_string();
     match error {
-        DeskError::Ledger(error) => error.into(),
-        DeskError::Buffer(error) => error.into(),
+        RunAccessError::Ledger(error) => error.into(),
+        RunAccessError::Buffer(error) => error.into(),
         _ => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "in_transit", detail)
             .with_retry_after(Duration::from_secs(1)),
     }
@@ -627,7 +627,7 @@ async fn buffered(
     page: ledger::Page,
 ) -> Result<RunPage, Refusal> {
     let mut tenants = Vec::new();
-    let Some(burst) = pipeline.intake.triggers.burst_at_hand()? else {
+    let Some(burst) = pipeline.intake.triggers.connected_burst()? else {
         return Ok(RunPage::Buffer { items: Vec::new(), next: None, tenants });
     };
     for name in burst.buffer.tenants().await? {
