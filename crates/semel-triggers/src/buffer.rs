@@ -63,7 +63,7 @@ use semel::store::redis_driver::Value;
 use semel::store::{Effect, Error, RedisClient, RedisScript};
 use semel_pipeline::event::{Accepted, Generation};
 use semel_pipeline::id::EventId;
-pub use semel_pipeline::ledger::Patch;
+use semel_pipeline::ledger::Patch;
 
 pub use self::format::{BufferedRun, CurrentRun, UnreadableRun};
 use self::put::PendingPut;

@@ -1,7 +1,7 @@
 //! The drainer moves buffered runs into the ledger. It is fair to tenants and loses no run.
 //!
 //! It takes the tenant that has waited longest, leases some of its runs, and moves them with
-//! [`transfer`](crate::transfer).
+//! `transfer`.
 
 use std::fmt;
 use std::sync::Arc;

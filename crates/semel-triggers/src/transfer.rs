@@ -73,7 +73,7 @@ pub enum DrainError {
 
 /// The result of moving one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moved {
+pub(crate) enum Moved {
     /// It is in the ledger.
     Arrived,
     /// A drainer has leased it: it will be in the ledger in a moment.
@@ -84,7 +84,7 @@ pub enum Moved {
 
 /// Moves runs from a buffer into a ledger.
 #[derive(Clone, Debug)]
-pub struct Transfer {
+pub(crate) struct Transfer {
     buffer: Arc<Buffer>,
     ledger: Arc<dyn Ledger>,
     /// How long a lease is valid without a renewal.
@@ -96,7 +96,7 @@ pub struct Transfer {
 
 impl Transfer {
     /// Moves runs from `buffer` into `ledger`.
-    pub fn new(
+    pub(crate) fn new(
         buffer: Arc<Buffer>,
         ledger: Arc<dyn Ledger>,
         (lease, max_attempts): (Duration, u32),
@@ -113,7 +113,7 @@ impl Transfer {
     ///
     /// # Errors
     /// The move failed: the run stays in the buffer unchanged, unless the ledger's answer was lost.
-    pub async fn move_one(
+    pub(crate) async fn move_one(
         &self,
         tenant: &str,
         id: EventId,

@@ -274,11 +274,6 @@ impl Triggers {
         }
     }
 
-    /// The ledger.
-    pub fn ledger(&self) -> &Arc<dyn Ledger> {
-        &self.ledger
-    }
-
     /// Triggers a run, or finds the one that its key names.
     ///
     /// # Errors

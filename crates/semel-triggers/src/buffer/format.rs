@@ -260,7 +260,7 @@ pub(super) fn unhex(text: &str) -> Option<[u8; 32]> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use semel::secret::Secret;
     use semel_pipeline::id::EventKind;
     use semel_pipeline::ledger::Change;
@@ -268,7 +268,7 @@ mod tests {
     use super::super::change::encode_change;
     use super::*;
 
-    fn run() -> NewEvent {
+    pub(in crate::buffer) fn run() -> NewEvent {
         let payload = Bytes::from_static(br#"{"empty":[],"n":9007199254740993,"f":1.10}"#);
         let secret = Secret::from_bytes([1; 32]);
         let dedupe = Dedupe::of_run(&secret, ("p", "t|{x}", "crm"), "k:1|2", &payload, None);

@@ -1,40 +1,24 @@
 //! Damaged bytes of buffered runs and of their changes.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use bytes::Bytes;
-use semel::secret::Secret;
-use semel::time::Timestamp;
-use semel_pipeline::event::{Dedupe, Generation, NewEvent, Notes, Origin, Trace};
-use semel_pipeline::id::{EventId, EventKind};
+use semel_pipeline::event::{NewEvent, Notes, Trace};
 use semel_pipeline::ledger::{Change, Patch};
 use semel_testbed::fuzz::Fuzz;
 
 use super::change::encode_change;
-use super::format::{BufferedRun, encode_run};
+use super::format::{self, BufferedRun, encode_run};
 
 fn run() -> NewEvent {
-    let payload = Bytes::from_static(b"{\"n\":1}");
-    let dedupe = Dedupe::of_run(&Secret::from_bytes([1; 32]), ("p", "t", "crm"), "k", &payload, None);
     NewEvent {
-        id: EventId::new(EventKind::Run, Timestamp::from_micros(5_000_000)),
-        tenant: "t".to_owned(),
-        event_type: "crm".to_owned(),
-        dedupe: Some(Dedupe { generation: Some(Generation::FIRST), ..dedupe.expect("the key is good") }),
-        payload,
-        content_type: "application/json".to_owned(),
-        headers: vec![("a".to_owned(), "b".to_owned())],
         order_key: Some("o".to_owned()),
-        origin: Origin::Api { principal: "p".to_owned() },
-        targets: vec!["crm".to_owned()],
-        delay: Duration::from_millis(1500),
-        deliver_within: Some(Duration::from_secs(9)),
         notes: Notes {
             tags: vec!["x".to_owned()],
             metadata: BTreeMap::from([("n".to_owned(), "1".to_owned())]),
         },
         trace: Trace { request_id: Some("r".to_owned()), traceparent: None },
+        ..format::tests::run()
     }
 }
 
