@@ -162,12 +162,6 @@ impl Guard {
         &self.inner.profile
     }
 
-    /// How many first runs had a key and payload that another credential had sent before. If credentials rotate, these were
-    /// retries that ran again.
-    pub fn rotated_credentials(&self) -> u64 {
-        self.inner.rotation.detected()
-    }
-
     /// The policy of a request.
     pub fn policy(&self, method: &Method, path: &str) -> &RoutePolicy {
         &self.inner.find(method, path).policy

@@ -81,7 +81,9 @@ impl Inner {
             Acquired::Won(claim) => {
                 let scope = policy.scope.as_ref().unwrap_or(&self.scope);
                 let request = (admitted.key.as_str(), admitted.payload);
-                self.rotation.first_run(scope, headers, admitted.principal.as_ref(), request);
+                if self.rotation.first_run(scope, admitted.principal.as_ref(), request) {
+                    self.observers.iter().for_each(|observer| observer.credential_rotated());
+                }
                 Claimed::Won(claim)
             }
             Acquired::Replay(outcome) => {

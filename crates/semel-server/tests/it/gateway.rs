@@ -99,7 +99,7 @@ fn rotating_credentials_are_noticed() {
             semel.gateway().with("authorization", token).with("idempotency-key", "0b5a7c5e-order-00001");
         assert_eq!(gateway.post("/pay", "{}").status, 201);
     }
-    semel.logged("bearer tokens look like JWTs");
+    semel.logged("clients send JWTs");
     semel.logged("the same key and payload arrived under two credentials");
     assert_eq!(metric(&semel.admin(), "semel_rotated_credentials_total"), 1.0);
 }
