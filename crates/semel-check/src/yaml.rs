@@ -1,7 +1,8 @@
 //! YAML as a tree with the position of every node.
 //!
 //! Scalars follow the core schema of YAML 1.2: a bare `no` is a string. Aliases are expanded up to a limit. A name that occurs twice in
-//! one mapping is a mistake, and so is a second document.
+//! one mapping is a mistake, and so is a second document. `serde-saphyr` stops at the first mistake and reads a bare `no` as false, so
+//! only the parser below it is used.
 
 use std::collections::HashMap;
 

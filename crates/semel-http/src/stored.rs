@@ -15,7 +15,7 @@ use std::sync::Arc;
 use bytes::{Buf, Bytes};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
-use semel::outcome::{Outcome, OutcomeBody as Kept};
+use semel::outcome::{Outcome, OutcomeBody};
 
 use crate::body::Body;
 use crate::policy::StoredHeaders;
@@ -170,7 +170,7 @@ pub(crate) enum Replay {
 
 /// The answer in an outcome, without copying.
 pub(crate) fn replay(outcome: &Arc<Outcome>) -> Replay {
-    if let Kept::Tombstone(reason) = outcome.body() {
+    if let OutcomeBody::Tombstone(reason) = outcome.body() {
         return Replay::NotKept(reason.clone());
     }
     match outcome.kind() {
@@ -207,7 +207,7 @@ fn decode(outcome: &Arc<Outcome>) -> Option<Response<Body>> {
 /// Writes an answer from the record as HTTP/1.1 bytes, head and body, equal to [`replay`] on the wire. `None`, with nothing written, if
 /// it takes the regular path: it is large or empty, has trailers, or is not a plain answer.
 pub(crate) fn write(outcome: &Outcome, date: &str, to: &mut Vec<u8>) -> Option<StatusCode> {
-    let Kept::Kept(body) = outcome.body() else { return None };
+    let OutcomeBody::Kept(body) = outcome.body() else { return None };
     if outcome.kind() != KIND || body.is_empty() || body.len() > WRITTEN_WHOLE {
         return None;
     }
@@ -295,8 +295,8 @@ fn fields(metadata: &mut Bytes, count: u16) -> Option<HeaderMap> {
 
 fn body_of(outcome: &Arc<Outcome>, trailers: Option<HeaderMap>) -> Body {
     let empty = match outcome.body() {
-        Kept::Kept(bytes) => bytes.is_empty(),
-        Kept::Tombstone(_) => true,
+        OutcomeBody::Kept(bytes) => bytes.is_empty(),
+        OutcomeBody::Tombstone(_) => true,
     };
     let data = if empty { Bytes::new() } else { Bytes::from_owner(Data(Arc::clone(outcome))) };
     Body::with_trailers(data, trailers)
@@ -315,8 +315,8 @@ struct Data(Arc<Outcome>);
 impl AsRef<[u8]> for Data {
     fn as_ref(&self) -> &[u8] {
         match self.0.body() {
-            Kept::Kept(bytes) => bytes,
-            Kept::Tombstone(_) => &[],
+            OutcomeBody::Kept(bytes) => bytes,
+            OutcomeBody::Tombstone(_) => &[],
         }
     }
 }

@@ -1,4 +1,6 @@
 //! Sums of decimal numbers of any size, digit by digit: nothing is rounded.
+//!
+//! The crate `bigdecimal` also reads numbers that JSON refuses (`+1`, `.5`), and has no limit on the digits of an exponent.
 
 /// The most digits of a sum: a limit on the work.
 const LONGEST: usize = 1_000;

@@ -1,4 +1,6 @@
 //! Ids: a prefix for the kind, and 26 characters that sort by creation time.
+//!
+//! The crate `ulid` also reads small letters and `I`, `L`, `O`: one id would then have several texts.
 
 use std::fmt;
 use std::str::FromStr;

@@ -23,7 +23,7 @@ use crate::descriptors::{self, DescriptorBudget};
 use crate::gateway::{Gateway, Requests};
 use crate::ledgers;
 use crate::pipeline::{Pipeline, RunWaiters, Telling};
-use crate::store::{self as stores, OpenStore};
+use crate::store::{self, OpenStore};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::otlp::Exporter;
 
@@ -91,7 +91,7 @@ impl Server {
         for warning in transport::warnings(&config) {
             tracing::warn!(target: "semel", "{warning}");
         }
-        let OpenStore { store, redis, embedded, limited, warnings } = stores::open(&config.records).await?;
+        let OpenStore { store, redis, embedded, limited, warnings } = store::open(&config.records).await?;
         for warning in &warnings {
             tracing::warn!(target: "semel", "{warning}");
         }
@@ -131,7 +131,7 @@ impl Server {
             metrics.watch_limits(Arc::clone(&limited));
             if limited.limits().max_bytes.is_some() {
                 // Ends with the runtime.
-                drop(tokio::spawn(stores::measure(limited, records.place.clone())));
+                drop(tokio::spawn(store::measure(limited, records.place.clone())));
             }
         }
         let secret = Arc::new(secret);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::{HeaderMap, StatusCode};
 use semel::engine::{Acquired, Claim, RunError};
 use semel::key::Key;
-use semel::outcome::Outcome as Kept;
+use semel::outcome::Outcome;
 use semel::record::Phase;
 use semel::store::ErrorKind;
 
@@ -116,7 +116,7 @@ impl Inner {
     }
 
     /// Answers from the record.
-    fn replay(&self, policy: &RoutePolicy, asked: &Asked, outcome: &Arc<Kept>) -> Answered {
+    fn replay(&self, policy: &RoutePolicy, asked: &Asked, outcome: &Arc<Outcome>) -> Answered {
         let reason = match stored::replay(outcome) {
             Replay::Answer(kept) => match asked.replay(kept) {
                 Some(answer) => return (replayed(answer), AnswerOutcome::Replayed),
@@ -133,7 +133,7 @@ impl Inner {
         &self,
         policy: &RoutePolicy,
         asked: &Asked,
-        outcome: &Arc<Kept>,
+        outcome: &Arc<Outcome>,
         headers: &HeaderMap,
     ) -> Answered {
         let Some(verify) = &policy.verify else { return self.replay(policy, asked, outcome) };

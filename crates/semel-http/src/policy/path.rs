@@ -61,7 +61,8 @@ fn escaped(bytes: &[u8]) -> Option<u8> {
     Some(hex(*high)? << 4 | hex(*low)?)
 }
 
-fn hex(digit: u8) -> Option<u8> {
+/// The value of a hexadecimal digit.
+pub(super) fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
 }
 

@@ -9,6 +9,7 @@ use std::fmt;
 use http::Method;
 
 use super::PolicyError;
+use super::path::hex;
 
 /// A method and a path template, as in `POST /v1/payments/{id}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -218,10 +219,6 @@ fn decode(segment: &str) -> Cow<'_, str> {
         }
     }
     String::from_utf8_lossy(&decoded).into_owned().into()
-}
-
-fn hex(digit: u8) -> Option<u8> {
-    char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
 }
 
 #[cfg(test)]

@@ -139,7 +139,7 @@ fn bodies_are_kept_to_their_exact_size() {
     let mut large = Vec::with_capacity(10_000);
     large.push(7);
     let outcome = keep(StatusCode::OK, &HeaderMap::new(), &[Bytes::from(large)], None, &all());
-    let Kept::Kept(body) = outcome.body() else { panic!("it is kept") };
+    let OutcomeBody::Kept(body) = outcome.body() else { panic!("it is kept") };
     assert_eq!((body.len(), body.capacity()), (1, 1));
 }
 

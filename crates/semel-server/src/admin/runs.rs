@@ -1,5 +1,8 @@
 //! `/v1/runs`: trigger, list, show, change, cancel; and the keys of runs. A run in the buffer is treated as one in the ledger.
 
+mod change;
+mod list;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,32 +14,34 @@ use schemars::JsonSchema;
 use semel_pipeline::delivery::{DeliveryHistory, DeliveryState};
 use semel_pipeline::event::{CHANGES_MEMBER, NewEvent, Notes};
 use semel_pipeline::id::{EventId, EventKind};
-use semel_pipeline::ledger::{self, AuditLine, Change, EventFilter};
-use semel_triggers::trigger::{RunAccessError, RunKey, RunLocation, RunRequest, TriggerError, Triggered};
+use semel_triggers::trigger::{RunAccessError, RunLocation, RunRequest, TriggerError, Triggered};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
+pub(crate) use self::change::{CancelRequest, PatchRequest, ResetRequest};
+use self::change::{cancel, patch, reset_key};
+use self::list::list;
 use super::Admin;
 use super::access::{Caller, Right};
-use super::answer::{self, Answer, JsonBody, PathId, PayloadBody, Refusal};
+use super::answer::{self, Answer, PathId, PayloadBody, Refusal};
 use super::api::{Api, Needs};
 use super::deliveries::DeliveryDetails;
-use super::events::{EventDetails, trace};
-use super::listing::{Filters, ListQuery, Page, Parameter, id_of};
+use super::events::trace;
+use super::listing::id_of;
 use super::records::time;
 use super::schema::{Names as _, OneOf};
 use crate::config::show_duration;
 use crate::pipeline::Pipeline;
 
-/// What may stand around a payload.
+/// Maximum size of a trigger without its payload.
 const ENVELOPE: usize = 256 << 10;
-/// The most tags of a run, and the longest of them.
+/// Maximum number of tags of a run, and maximum length of a tag.
 const TAGS: (usize, usize) = (100, 255);
-/// How long a caller that waits for a run is kept waiting, where it does not say.
+/// How long a caller waits for a run, unless it says otherwise.
 const WAIT: Duration = Duration::from_secs(30);
-/// When a caller should come back that found no place to wait.
+/// `Retry-After` for a caller that may not wait because too many do.
 const RETRY_WHEN_FULL: Duration = Duration::from_secs(5);
 
 pub(super) fn routes(api: &mut Api) {
@@ -406,250 +411,4 @@ async fn show(
     let id: EventId = id_of(&id)?;
     let located = pipeline.intake.triggers.locate(id).await.map_err(run_error)?;
     view(pipeline, located, id, &caller).await
-}
-
-/// A change of a run.
-#[derive(Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(inline)]
-pub(crate) struct PatchRequest {
-    #[serde(default)]
-    pub(crate) add_tags: Vec<String>,
-    /// Members to set; a member that is null is removed.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) metadata: BTreeMap<String, Box<RawValue>>,
-    /// Numbers to add to members of the metadata.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) increment: BTreeMap<String, Box<RawValue>>,
-    /// How long to wait before the first attempt, such as "30s".
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) delay: Option<String>,
-    /// Change the run only if it has this version.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) version: Option<u64>,
-}
-
-async fn patch(
-    State(admin): State<Arc<Admin>>,
-    Extension(caller): Extension<Caller>,
-    PathId(id): PathId,
-    body: JsonBody<PatchRequest>,
-) -> Result<Answer<RunDetails>, Refusal> {
-    let pipeline = admin.pipeline()?;
-    let id: EventId = id_of(&id)?;
-    own(pipeline, id, &caller).await?;
-    let asked = body.read()?;
-    let (removed, set): (Vec<_>, Vec<_>) =
-        texts(asked.metadata)?.into_iter().partition(|(_, value)| value == "null");
-    let change = Change {
-        add_tags: tags(asked.add_tags)?,
-        set,
-        remove: removed.into_iter().map(|(name, _)| name).collect(),
-        increment: texts(asked.increment)?.into_iter().collect(),
-        delay: answer::length("delay", asked.delay.as_deref())?,
-    };
-    let located = pipeline.intake.triggers.change(id, &change, asked.version).await.map_err(run_error)?;
-    view(pipeline, located, id, &caller).await
-}
-
-/// 404 if the run belongs to another tenant: a token of one tenant must not learn about others.
-async fn own(pipeline: &Pipeline, id: EventId, caller: &Caller) -> Result<(), Refusal> {
-    let Some(tenant) = &caller.tenant else { return Ok(()) };
-    let located = pipeline.intake.triggers.locate(id).await.map_err(run_error)?;
-    let whose = match &located {
-        RunLocation::Ledger(event) => Some(&event.new.tenant),
-        RunLocation::Buffer { buffered, .. } => Some(&buffered.run.tenant),
-        RunLocation::Missing => None,
-    };
-    match whose {
-        Some(whose) if whose == tenant => Ok(()),
-        _ => Err(Refusal::not_found(format!("there is no run {id}"))),
-    }
-}
-
-/// Why a run is cancelled.
-#[derive(Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(inline)]
-pub(crate) struct CancelRequest {
-    /// Why; for the audit log.
-    #[serde(default)]
-    pub(crate) reason: String,
-}
-
-async fn cancel(
-    State(admin): State<Arc<Admin>>,
-    Extension(caller): Extension<Caller>,
-    PathId(id): PathId,
-    body: JsonBody<CancelRequest>,
-) -> Result<Answer<RunDetails>, Refusal> {
-    let pipeline = admin.pipeline()?;
-    let id: EventId = id_of(&id)?;
-    own(pipeline, id, &caller).await?;
-    let CancelRequest { reason } = body.read()?;
-    let line =
-        AuditLine { who: caller.name.clone(), action: "cancel".to_owned(), subject: id.to_string(), reason };
-    pipeline.intake.triggers.cancel(id, &line).await.map_err(run_error)?;
-    pipeline.waiters.wake(id);
-    let located = pipeline.intake.triggers.locate(id).await.map_err(run_error)?;
-    view(pipeline, located, id, &caller).await
-}
-
-/// A key of runs to reset.
-#[derive(Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(inline)]
-pub(crate) struct ResetRequest {
-    pub(crate) target: String,
-    pub(crate) key: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) tenant: Option<String>,
-    /// Name of the token that triggered the run, if it is another. Requires the role operator.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) principal: Option<String>,
-    /// Why; for the audit log.
-    #[serde(default)]
-    pub(crate) reason: String,
-}
-
-/// The result of a key reset.
-#[derive(Serialize, JsonSchema)]
-#[schemars(inline)]
-struct ResetResult {
-    /// False if no run had the key.
-    reset: bool,
-    /// The run that had the key.
-    #[schemars(with = "Option<String>")]
-    id: Option<EventId>,
-}
-
-async fn reset_key(
-    State(admin): State<Arc<Admin>>,
-    Extension(caller): Extension<Caller>,
-    body: JsonBody<ResetRequest>,
-) -> Result<Answer<ResetResult>, Refusal> {
-    let pipeline = admin.pipeline()?;
-    let asked = body.read()?;
-    let tenant = caller.tenant_for(asked.tenant)?;
-    let principal = match asked.principal {
-        Some(other) if other != caller.name => {
-            caller.may(Right::Operate)?;
-            other
-        }
-        _ => caller.name.clone(),
-    };
-    let line = AuditLine {
-        who: caller.name.clone(),
-        action: "reset-key".to_owned(),
-        subject: asked.target.clone(),
-        reason: asked.reason,
-    };
-    let key = RunKey { principal: &principal, tenant: &tenant, target: &asked.target, key: &asked.key };
-    let id = pipeline.intake.triggers.reset_key(key, &line).await.map_err(run_error)?;
-    Answer::ok(ResetResult { reset: id.is_some(), id })
-}
-
-struct RunFilters;
-
-impl Filters for RunFilters {
-    const PARAMETERS: &'static [Parameter] = &[
-        Parameter::text("target", "Only runs of this target."),
-        Parameter::text("tenant", "Only runs of this tenant."),
-        Parameter::text("tag", "Only runs with this tag."),
-        Parameter::one_of::<bool>(
-            "buffered",
-            "true: the runs in the buffer. Requires `tenant` to list them one by one.",
-        ),
-    ];
-}
-
-/// A page of runs.
-#[derive(Serialize, JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-enum RunPage {
-    /// Runs in the ledger.
-    Ledger(Page<EventDetails>),
-    /// Runs in the buffer.
-    Buffer { items: Vec<BufferedRun>, next: Option<String>, tenants: Vec<BufferDepth> },
-}
-
-/// A run in the buffer.
-#[derive(Serialize, JsonSchema)]
-#[schemars(inline)]
-struct BufferedRun {
-    #[schemars(with = "String")]
-    id: EventId,
-    tenant: String,
-    buffered: bool,
-}
-
-/// The runs of a tenant in the buffer.
-#[derive(Serialize, JsonSchema)]
-#[schemars(inline)]
-struct BufferDepth {
-    tenant: String,
-    queued: u64,
-    /// Runs on their way to the ledger.
-    in_transit: u64,
-    /// Age of the oldest run.
-    oldest_seconds: f64,
-}
-
-async fn list(
-    State(admin): State<Arc<Admin>>,
-    Extension(caller): Extension<Caller>,
-    query: ListQuery<RunFilters>,
-) -> Result<Answer<RunPage>, Refusal> {
-    let pipeline = admin.pipeline()?;
-    let mut asked = query.read()?;
-    let tenant = match &caller.tenant {
-        Some(own) => Some(own.clone()),
-        None => asked.take("tenant"),
-    };
-    if asked.choice("buffered", &[("true", true), ("false", false)])? == Some(true) {
-        return Answer::ok(buffered(pipeline, tenant, asked.page).await?);
-    }
-    let filter = EventFilter {
-        kind: Some(EventKind::Run),
-        tenant,
-        event_type: asked.take("target"),
-        tag: asked.take("tag"),
-    };
-    let page = pipeline.ledger.events(filter, asked.page).await?;
-    Answer::ok(RunPage::Ledger(Page::new(page, EventDetails::new)))
-}
-
-/// The runs in the buffer: the number of each tenant, and the runs of one tenant.
-async fn buffered(
-    pipeline: &Pipeline,
-    tenant: Option<String>,
-    page: ledger::Page,
-) -> Result<RunPage, Refusal> {
-    let mut tenants = Vec::new();
-    let Some(burst) = pipeline.intake.triggers.connected_burst()? else {
-        return Ok(RunPage::Buffer { items: Vec::new(), next: None, tenants });
-    };
-    for name in burst.buffer.tenants().await? {
-        if tenant.as_ref().is_some_and(|tenant| *tenant != name) {
-            continue;
-        }
-        let depth = burst.buffer.depth(&name).await?;
-        tenants.push(BufferDepth {
-            tenant: name,
-            queued: depth.queued,
-            in_transit: depth.leased,
-            oldest_seconds: depth.oldest.as_secs_f64(),
-        });
-    }
-    let Some(tenant) = tenant else {
-        return Ok(RunPage::Buffer { items: Vec::new(), next: None, tenants });
-    };
-    let after = page.after.map(|after| id_of(&after)).transpose()?;
-    let ids = burst.buffer.list(&tenant, after, page.limit).await?;
-    let full = ids.len() == usize::try_from(page.limit).unwrap_or(usize::MAX);
-    let next = ids.last().filter(|_| full).map(ToString::to_string);
-    let items =
-        ids.into_iter().map(|id| BufferedRun { id, tenant: tenant.clone(), buffered: true }).collect();
-    Ok(RunPage::Buffer { items, next, tenants })
 }

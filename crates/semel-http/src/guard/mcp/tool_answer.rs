@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap};
 use http::{Response, StatusCode};
 use semel::engine::Running;
-use semel::outcome::Outcome as Kept;
+use semel::outcome::Outcome;
 use tokio::time::Instant;
 
 use super::super::read::ReadStop;
@@ -85,7 +85,7 @@ pub(in crate::guard) fn of_message(
     status: StatusCode,
     headers: &HeaderMap,
     message: Bytes,
-) -> Kept {
+) -> Outcome {
     let mut kept: HeaderMap = headers
         .iter()
         .filter(|(name, _)| !is_of_one_answer(name))

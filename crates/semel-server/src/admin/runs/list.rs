@@ -1,0 +1,123 @@
+//! Lists of runs: those in the ledger, and those in the buffer.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::State;
+use schemars::JsonSchema;
+use semel_pipeline::id::{EventId, EventKind};
+use semel_pipeline::ledger::{self, EventFilter};
+use serde::Serialize;
+
+use super::super::Admin;
+use super::super::access::Caller;
+use super::super::answer::{Answer, Refusal};
+use super::super::events::EventDetails;
+use super::super::listing::{Filters, ListQuery, Page, Parameter, id_of};
+use crate::pipeline::Pipeline;
+
+/// The parameters of the list.
+pub(super) struct RunFilters;
+
+impl Filters for RunFilters {
+    const PARAMETERS: &'static [Parameter] = &[
+        Parameter::text("target", "Only runs of this target."),
+        Parameter::text("tenant", "Only runs of this tenant."),
+        Parameter::text("tag", "Only runs with this tag."),
+        Parameter::one_of::<bool>(
+            "buffered",
+            "true: the runs in the buffer. Requires `tenant` to list them one by one.",
+        ),
+    ];
+}
+
+/// A page of runs.
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+pub(super) enum RunPage {
+    /// Runs in the ledger.
+    Ledger(Page<EventDetails>),
+    /// Runs in the buffer.
+    Buffer { items: Vec<BufferedRun>, next: Option<String>, tenants: Vec<BufferDepth> },
+}
+
+/// A run in the buffer.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+pub(super) struct BufferedRun {
+    #[schemars(with = "String")]
+    id: EventId,
+    tenant: String,
+    buffered: bool,
+}
+
+/// The runs of a tenant in the buffer.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+pub(super) struct BufferDepth {
+    tenant: String,
+    queued: u64,
+    /// Runs on their way to the ledger.
+    in_transit: u64,
+    /// Age of the oldest run.
+    oldest_seconds: f64,
+}
+
+pub(super) async fn list(
+    State(admin): State<Arc<Admin>>,
+    Extension(caller): Extension<Caller>,
+    query: ListQuery<RunFilters>,
+) -> Result<Answer<RunPage>, Refusal> {
+    let pipeline = admin.pipeline()?;
+    let mut asked = query.read()?;
+    let tenant = match &caller.tenant {
+        Some(own) => Some(own.clone()),
+        None => asked.take("tenant"),
+    };
+    if asked.choice("buffered", &[("true", true), ("false", false)])? == Some(true) {
+        return Answer::ok(buffered(pipeline, tenant, asked.page).await?);
+    }
+    let filter = EventFilter {
+        kind: Some(EventKind::Run),
+        tenant,
+        event_type: asked.take("target"),
+        tag: asked.take("tag"),
+    };
+    let page = pipeline.ledger.events(filter, asked.page).await?;
+    Answer::ok(RunPage::Ledger(Page::new(page, EventDetails::new)))
+}
+
+/// The runs in the buffer: the number of each tenant, and the runs of one tenant.
+async fn buffered(
+    pipeline: &Pipeline,
+    tenant: Option<String>,
+    page: ledger::Page,
+) -> Result<RunPage, Refusal> {
+    let mut tenants = Vec::new();
+    let Some(burst) = pipeline.intake.triggers.connected_burst()? else {
+        return Ok(RunPage::Buffer { items: Vec::new(), next: None, tenants });
+    };
+    for name in burst.buffer.tenants().await? {
+        if tenant.as_ref().is_some_and(|tenant| *tenant != name) {
+            continue;
+        }
+        let depth = burst.buffer.depth(&name).await?;
+        tenants.push(BufferDepth {
+            tenant: name,
+            queued: depth.queued,
+            in_transit: depth.leased,
+            oldest_seconds: depth.oldest.as_secs_f64(),
+        });
+    }
+    let Some(tenant) = tenant else {
+        return Ok(RunPage::Buffer { items: Vec::new(), next: None, tenants });
+    };
+    let after = page.after.map(|after| id_of(&after)).transpose()?;
+    let ids = burst.buffer.list(&tenant, after, page.limit).await?;
+    let full = ids.len() == usize::try_from(page.limit).unwrap_or(usize::MAX);
+    let next = ids.last().filter(|_| full).map(ToString::to_string);
+    let items =
+        ids.into_iter().map(|id| BufferedRun { id, tenant: tenant.clone(), buffered: true }).collect();
+    Ok(RunPage::Buffer { items, next, tenants })
+}
