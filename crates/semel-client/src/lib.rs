@@ -2,6 +2,8 @@
 
 #[cfg(feature = "client")]
 pub mod client;
+#[cfg(feature = "connect")]
+pub mod connect;
 pub mod downstream;
 pub mod retry;
 

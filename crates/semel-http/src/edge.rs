@@ -126,6 +126,7 @@ where
     let most = options.limits.connections.max(1);
     let places = Arc::new(Semaphore::new(most as usize));
     let limit = options.drain;
+    let mut open = OpenConnections::new(Arc::clone(&options.closed_at_limit));
     let shared = Arc::new(ListenerShared {
         rules: Arc::new(ListenerRules::new(&options)),
         options,
@@ -133,7 +134,6 @@ where
         ending: ListenerEnd(ended),
     });
     let mut connections = JoinSet::new();
-    let mut open = OpenConnections::default();
     let mut newcomer = None;
     let mut shutdown = pin!(shutdown);
     loop {

@@ -7,7 +7,7 @@ mod story;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use anyhow::Context as _;
@@ -103,6 +103,7 @@ impl Gateway {
         config: &config::GatewayConfig,
         drain: std::time::Duration,
         exporter: Option<&Arc<Exporter>>,
+        closed_at_limit: Arc<AtomicU64>,
     ) -> EdgeOptions {
         let key_headers = config.key_headers.clone();
         EdgeOptions {
@@ -116,6 +117,7 @@ impl Gateway {
             drain,
             // A client that disconnects must not stop a payment half-way.
             departed: Departed::Finish,
+            closed_at_limit,
             // With a collector every request needs a span, and the shortcut creates none.
             shortcut: exporter.is_none().then(|| Arc::new(self.service(None)) as Arc<dyn Shortcut>),
         }

@@ -10,7 +10,7 @@ use semel::Engine;
 use semel::engine::WaiterCaps;
 use semel::secret::Secret;
 use semel::store::{EncryptedStore, Store};
-use semel_http::edge::{self, DrainResult, Tls};
+use semel_http::edge::{self, DrainResult, EdgeOptions, Tls};
 use semel_pipeline::ledger::AuditLine;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -187,7 +187,8 @@ impl Server {
         let gateway = match gateway {
             Some((settings, gateway, listener)) => {
                 let at = listener.local_addr()?;
-                let options = gateway.options(settings, config.drain, exporter.as_ref());
+                let options =
+                    gateway.options(settings, config.drain, exporter.as_ref(), metrics.closed_by_gateway());
                 let service = gateway.service(exporter.clone());
                 let serving = edge::serve(listener, service, options, close(closed.clone()));
                 listeners.push(tokio::spawn(listen(serving)));
@@ -195,7 +196,10 @@ impl Server {
             }
             None => None,
         };
-        let options = admin::listener(admin_tls.clone(), config.drain, budget.admin);
+        let options = EdgeOptions {
+            closed_at_limit: metrics.closed_by_admin(),
+            ..admin::listener(admin_tls.clone(), config.drain, budget.admin)
+        };
         let serving = edge::serve(listener, admin.router(), options, close(closed));
         listeners.push(tokio::spawn(listen(serving)));
         // Ends with the runtime.

@@ -84,7 +84,7 @@ impl Folder {
             chown(dir.path(), Some(owner.uid), Some(owner.gid))
                 .doing(|| format!("giving {} to its server", dir.path().display()))?;
         }
-        let mut watcher = Command::new("sh")
+        let mut watcher = Command::new("/bin/sh")
             .args(["-c", WATCHER, "semel-testbed-watcher"])
             .arg(dir.path())
             .stdin(Stdio::piped())

@@ -1,4 +1,5 @@
-//! Not shipped: real servers and a fault proxy for the tests of Semel.
+//! Real servers for the tests of Semel and for `semel drill`. The feature `harness` (on by default) adds what only tests need: clusters,
+//! a fault proxy and a fuzzer.
 //!
 //! A test starts the servers it needs, each on a free port and with its own folder. It can kill, pause, restart and promote them, and
 //! hold, cut or delay their traffic. Dropping the value removes everything, also when the test panics or the test process is killed.
@@ -41,27 +42,34 @@
 //! Linux, `redis-server` 7.0 or newer and PostgreSQL 14 or newer; `./scripts/test` installs them. If one is missing, the test fails; it
 //! is never skipped.
 
+#[cfg(feature = "harness")]
 pub mod cluster;
 mod daemon;
 mod error;
 mod folder;
+#[cfg(feature = "harness")]
 pub mod fuzz;
 mod ports;
 pub mod postgres;
 mod process;
 mod programs;
+#[cfg(feature = "harness")]
 pub mod proxy;
 pub mod redis;
 pub mod resp;
+#[cfg(feature = "harness")]
 pub mod sentinel;
 pub mod wait;
 
+#[cfg(feature = "harness")]
 pub use self::{
     cluster::RedisCluster,
+    proxy::{Direction, FaultProxy},
+    sentinel::Sentinel,
+};
+pub use self::{
     error::{Error, Result},
     folder::Storage,
     postgres::Postgres,
-    proxy::{Direction, FaultProxy},
     redis::Redis,
-    sentinel::Sentinel,
 };

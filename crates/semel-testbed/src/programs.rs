@@ -25,12 +25,13 @@ pub(crate) struct PostgresPrograms {
 }
 
 impl PostgresPrograms {
-    /// The newest version on this machine: on `PATH`, or where Debian installs it.
+    /// The newest version on this machine: on `PATH`, or where packages install it.
     pub(crate) fn newest() -> Result<Self> {
-        let debian = fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
-        let debian = debian.filter_map(|entry| Some(entry.ok()?.path().join("bin")));
+        let packages = ["/usr/lib/postgresql", "/opt/homebrew/opt", "/usr/local/opt"];
+        let packaged = packages.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten());
+        let packaged = packaged.filter_map(|entry| Some(entry.ok()?.path().join("bin")));
         path_folders()
-            .chain(debian)
+            .chain(packaged)
             .filter(|folder| folder.join("initdb").is_file())
             .filter_map(|folder| {
                 let postgres = folder.join("postgres").canonicalize().ok()?;

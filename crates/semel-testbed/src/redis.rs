@@ -21,6 +21,9 @@ use crate::{
     wait::{self, PATIENCE},
 };
 
+/// The program, and the package that contains it.
+const PROGRAM: &str = "redis-server";
+
 /// The user of the harness itself, so that a test can change the default user.
 pub(crate) const HARNESS_USER: &str = "testbed";
 
@@ -81,6 +84,7 @@ impl Redis {
     }
 
     /// The folder of its certificates, if started [with TLS](RedisOptions::tls).
+    #[cfg(feature = "harness")]
     pub(crate) fn certificates(&self) -> Option<PathBuf> {
         self.certificates.clone()
     }
@@ -214,7 +218,7 @@ pub(crate) fn connect(addr: SocketAddr) -> Result<Conn> {
 }
 
 pub(crate) fn command(config: PathBuf) -> Result<Command> {
-    let mut command = Command::new(crate::programs::on_path("redis-server", "redis-server")?);
+    let mut command = Command::new(crate::programs::on_path(PROGRAM, PROGRAM)?);
     command.arg(config).env("LC_ALL", "C");
     Ok(command)
 }

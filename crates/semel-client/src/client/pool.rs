@@ -2,6 +2,9 @@
 //!
 //! The one rule: **nothing is sent twice.** A request goes to another connection only where the first one hands it back
 //! untouched, which it does when it was found closed before the first byte.
+//!
+//! This is not hyper-util's pool, because that one does not tell which connection a request took, so that no gate could stop its bytes,
+//! and does not limit open connections.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,26 +1,21 @@
-//! A connection to a service, plain or TLS.
+//! What the client adds to opening a connection: whom it trusts, which addresses it refuses, and the gate for writes.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use rustls::crypto::ring;
+use rustls::RootCertStore;
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 
 use super::address::BaseUrl;
 use super::builder::ClientBuildError;
 use super::control::{Gated, SendGate};
 use super::error::Lost;
 use super::link_local::{is_local_address, is_local_host};
+use crate::connect::{ClientIdentity, Connection, ServerTls, connect_tcp, tls_connector, web_roots};
 
 /// Whose word on a server's name is taken.
 #[derive(Debug)]
@@ -36,7 +31,7 @@ impl ServerTrust {
     fn roots(&self) -> Result<RootCertStore, ClientBuildError> {
         let mut roots = RootCertStore::empty();
         match self {
-            Self::Web => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
+            Self::Web => return Ok(web_roots()),
             Self::File(path) => {
                 let unreadable =
                     |error| ClientBuildError::Ca { path: path.clone(), reason: format!("{error}") };
@@ -70,7 +65,7 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    fn read(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), ClientBuildError> {
+    fn read(&self) -> Result<ClientIdentity, ClientBuildError> {
         let unreadable =
             |path: &PathBuf, reason: String| ClientBuildError::Identity { path: path.clone(), reason };
         let in_chain = |error: pem::Error| unreadable(&self.chain, error.to_string());
@@ -101,7 +96,7 @@ pub(super) struct Dialing {
 
 /// Opens connections to one service.
 pub(super) struct ServiceConnector {
-    tls: Option<(TlsConnector, ServerName<'static>)>,
+    tls: Option<ServerTls>,
     link_local: LinkLocal,
 }
 
@@ -114,42 +109,28 @@ impl ServiceConnector {
         if !address.is_tls() {
             return Ok(Self { tls: None, link_local });
         }
-        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()?
-            .with_root_certificates(dialing.trust.roots()?);
-        let mut config = match &dialing.identity {
-            Some(identity) => {
-                let (chain, key) = identity.read()?;
-                config.with_client_auth_cert(chain, key)?
-            }
-            None => config.with_no_client_auth(),
-        };
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        // An attacker on the network can send early data again.
-        config.enable_early_data = false;
+        let roots = dialing.trust.roots()?;
+        let identity = dialing.identity.as_ref().map(Identity::read).transpose()?;
+        let connector = tls_connector(roots, identity, &[b"http/1.1"])?;
         let name = ServerName::try_from(address.host.to_string()).map_err(|_| ClientBuildError::Host)?;
-        Ok(Self { tls: Some((TlsConnector::from(Arc::new(config)), name)), link_local })
+        Ok(Self { tls: Some((connector, name)), link_local })
     }
 
     /// Opens a connection whose writes pass this gate.
-    pub(super) async fn connect(&self, address: &BaseUrl, gate: &Arc<SendGate>) -> Result<Stream, Lost> {
-        let stream = match (address.host.parse::<IpAddr>(), self.link_local) {
+    pub(super) async fn connect(
+        &self,
+        address: &BaseUrl,
+        gate: &Arc<SendGate>,
+    ) -> Result<Connection<Gated>, Lost> {
+        let is_name = address.host.parse::<IpAddr>().is_err();
+        let stream = if is_name && self.link_local == LinkLocal::Refuse {
+            connect_checked(&address.host, address.port).await
+        } else {
             // A literal address was checked when the client was built.
-            (Ok(ip), _) => TcpStream::connect((ip, address.port)).await,
-            (Err(_), LinkLocal::Allow) => TcpStream::connect((&*address.host, address.port)).await,
-            (Err(_), LinkLocal::Refuse) => connect_checked(&address.host, address.port).await,
+            connect_tcp((&*address.host, address.port)).await
         };
-        let stream = stream.map_err(Lost::Connect)?;
-        // Requests go out when they are ready.
-        let _ = stream.set_nodelay(true);
-        let stream = Gated::new(stream, gate);
-        match &self.tls {
-            None => Ok(Stream::Plain(stream)),
-            Some((connector, name)) => {
-                let stream = connector.connect(name.clone(), stream).await.map_err(Lost::Tls)?;
-                Ok(Stream::Tls(Box::new(stream)))
-            }
-        }
+        let stream = Gated::new(stream.map_err(Lost::Connect)?, gate);
+        Connection::open(stream, self.tls.as_ref(), ()).await.map_err(Lost::Tls)
     }
 }
 
@@ -167,67 +148,7 @@ async fn connect_checked(host: &str, port: u16) -> io::Result<TcpStream> {
             );
             Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
         }
-        _ => TcpStream::connect(&allowed[..]).await,
-    }
-}
-
-/// An open connection.
-pub(super) enum Stream {
-    Plain(Gated),
-    Tls(Box<TlsStream<Gated>>),
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
-            Self::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
-        }
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
-            Self::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
-            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(context, slices),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Plain(stream) => stream.is_write_vectored(),
-            Self::Tls(stream) => stream.is_write_vectored(),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(context),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
-        }
+        _ => connect_tcp(&allowed[..]).await,
     }
 }
 

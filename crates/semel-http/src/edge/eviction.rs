@@ -3,6 +3,7 @@
 //! Clients that connect and send nothing, or one byte at a time, must not keep others out until they time out. So the listener closes
 //! the connections that have waited longest for their client. A client that sends its request immediately is never among them.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -20,10 +21,17 @@ pub(super) struct OpenConnections {
     /// When to remove the closed ones next.
     prune_at: usize,
     logged: Option<Instant>,
+    /// Closed since the last log line.
     evicted: u64,
+    /// All that were closed.
+    closed_at_limit: Arc<AtomicU64>,
 }
 
 impl OpenConnections {
+    pub(super) fn new(closed_at_limit: Arc<AtomicU64>) -> Self {
+        Self { closed_at_limit, ..Self::default() }
+    }
+
     pub(super) fn add(&mut self, link: &Arc<ConnectionLink>) {
         if self.links.len() >= self.prune_at {
             self.links.retain(|link| link.strong_count() > 0);
@@ -49,6 +57,7 @@ impl OpenConnections {
             link.evict();
         }
         self.evicted += waiting.len() as u64;
+        self.closed_at_limit.fetch_add(waiting.len() as u64, Ordering::Relaxed);
         if self.evicted > 0 && self.logged.is_none_or(|logged| now - logged > LOG_EVERY) {
             tracing::warn!(
                 connections = slots,

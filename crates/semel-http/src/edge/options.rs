@@ -1,6 +1,7 @@
 //! Settings of the listener.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use http::HeaderName;
@@ -31,6 +32,8 @@ pub struct EdgeOptions {
     pub drain: Duration,
     /// Handling of an HTTP/1 request whose client closes its connection.
     pub departed: Departed,
+    /// Counts the connections that were closed at [`EdgeLimits::connections`], for metrics.
+    pub closed_at_limit: Arc<AtomicU64>,
     /// Answers some requests before they are parsed. `None` by default; the guard can be one.
     pub shortcut: Option<Arc<dyn Shortcut>>,
 }
@@ -47,6 +50,7 @@ impl Default for EdgeOptions {
             upgrades: vec!["websocket".to_owned()],
             drain: Duration::from_secs(30),
             departed: Departed::Finish,
+            closed_at_limit: Arc::default(),
             shortcut: None,
         }
     }

@@ -182,7 +182,7 @@ async fn one(drill: &Drill, args: &DrillArgs) -> anyhow::Result<DrillVerdict> {
     if !args.json {
         say(&format!("{}: {}", drill.name, drill.about))?;
     }
-    let (ran, checks, notes) = match DrillEnvironment::new(args, drill.needs).await {
+    let (ran, checks, notes) = match DrillEnvironment::new(args, drill.needs) {
         Ok(mut ground) => {
             let ran = (drill.run)(&mut ground).await;
             let (checks, notes) = ground.end().await;

@@ -1,9 +1,7 @@
 //! Metrics in the text format of Prometheus. No label contains data of a caller.
 
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use semel::Engine;
 use semel::engine::{Event, Observer, Subject};
@@ -13,15 +11,18 @@ use semel_http::observe::AnswerCounters;
 
 use crate::descriptors::{self, DescriptorBudget};
 use crate::pipeline::Pipeline;
+use crate::telemetry::logs;
 use crate::telemetry::otlp::Exporter;
 
 mod deliveries;
+mod histogram;
 mod intake;
+mod process;
+mod text;
 
 pub(crate) use self::deliveries::Deliveries;
-
-/// Upper bounds of the buckets, in seconds.
-const BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+use self::histogram::Histogram;
+use self::text::MetricsText;
 
 /// Counters of one server.
 #[derive(Debug, Default)]
@@ -47,6 +48,9 @@ pub(crate) struct Metrics {
     /// With the maximum number of connections of the gateway, if there is one.
     descriptors: OnceLock<(DescriptorBudget, Option<u32>)>,
     exporter: OnceLock<Arc<Exporter>>,
+    /// Connections that the listeners closed at their limits.
+    closed_by_admin: Arc<AtomicU64>,
+    closed_by_gateway: Arc<AtomicU64>,
     deliveries: Arc<Deliveries>,
 }
 
@@ -67,11 +71,9 @@ impl<const N: usize> Family<N> {
         }
     }
 
-    fn write(&self, text: &mut String, names: [&str; N], metric: &str, label: &str, help: &str) {
-        head(text, metric, "counter", help);
-        for (name, count) in names.iter().zip(&self.0) {
-            let _ = writeln!(text, "{metric}{{{label}=\"{name}\"}} {}", count.load(Ordering::Relaxed));
-        }
+    fn write(&self, text: &mut MetricsText, names: [&str; N], metric: &str, label: &str, help: &str) {
+        let counts = self.0.iter().map(|count| count.load(Ordering::Relaxed));
+        text.counters(metric, help, [label], names.into_iter().map(|name| [name]).zip(counts));
     }
 }
 
@@ -112,6 +114,16 @@ impl Metrics {
         let _ = self.gateway.set((counters, capacity));
     }
 
+    /// Counts the connections that the admin listener closes at its limit.
+    pub(crate) fn closed_by_admin(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.closed_by_admin)
+    }
+
+    /// Counts the connections that the gateway closes at its limit.
+    pub(crate) fn closed_by_gateway(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.closed_by_gateway)
+    }
+
     /// The metrics of deliveries.
     pub(crate) fn deliveries(&self) -> &Arc<Deliveries> {
         &self.deliveries
@@ -150,107 +162,83 @@ impl Metrics {
 
     /// All metrics in the text format of Prometheus.
     pub(crate) fn render(&self, engine: &Engine, pipeline: Option<&Pipeline>) -> String {
-        let mut text = String::with_capacity(8 << 10);
+        let mut text = MetricsText::new();
         let stats = engine.stats();
-        head(&mut text, "semel_events_total", "counter", "Signals of the engine.");
-        for (name, count) in stats.iter() {
-            let _ = writeln!(text, "semel_events_total{{event=\"{name}\"}} {count}");
-        }
+        let signals = stats.iter().map(|(name, count)| ([name], count));
+        text.counters("semel_events_total", "Signals of the engine.", ["event"], signals);
         let (runs, replays) = (stats.count("won"), stats.count("replayed"));
-        gauge(
-            &mut text,
-            "semel_replay_ratio",
-            "Share of calls that were answered from the record.",
-            ratio(replays, runs + replays),
-        );
-        gauge(&mut text, "semel_in_flight", "Claims held by this process.", engine.in_flight());
-        gauge(&mut text, "semel_waiters", "Callers waiting for an effect.", engine.waiters());
+        let share = ratio(replays, runs + replays);
+        text.gauge("semel_replay_ratio", "Share of calls that were answered from the record.", share);
+        text.gauge("semel_in_flight", "Claims held by this process.", engine.in_flight());
+        text.gauge("semel_waiters", "Callers waiting for an effect.", engine.waiters());
         let in_doubt = self.in_doubt.load(Ordering::Relaxed);
-        gauge(&mut text, "semel_in_doubt_keys", "Keys in doubt at the last count.", in_doubt);
+        text.gauge("semel_in_doubt_keys", "Keys in doubt at the last count.", in_doubt);
         let up = self.store_up.load(Ordering::Relaxed);
-        gauge(&mut text, "semel_store_up", "1 if the last claim round trip succeeded.", up);
+        text.gauge("semel_store_up", "1 if the last claim round trip succeeded.", up);
         if let Some(redis) = self.redis.get() {
             let lost = u8::from(redis.has_lost_data());
-            gauge(&mut text, "semel_store_lost_data", "1 if the Redis server has lost data.", lost);
+            text.gauge("semel_store_lost_data", "1 if the Redis server has lost data.", lost);
         }
         if let Some(limits) = self.limits.get() {
             write_limits(&mut text, limits);
         }
         if let Some((gateway, capacity)) = self.gateway.get() {
-            head(&mut text, "semel_requests_total", "counter", "Answers of the gateway, by outcome.");
-            for (outcome, count) in gateway.iter() {
-                let _ = writeln!(text, "semel_requests_total{{outcome=\"{outcome}\"}} {count}");
-            }
+            let answers = gateway.iter().map(|(outcome, count)| ([outcome], count));
+            text.counters(
+                "semel_requests_total",
+                "Answers of the gateway, by outcome.",
+                ["outcome"],
+                answers,
+            );
+            text.counter(
+                "semel_rotated_credentials_total",
+                "First runs whose key and payload another credential sent before: retries that ran again, if credentials rotate.",
+                gateway.rotated_credentials(),
+            );
             write_capacity(&mut text, capacity);
         }
-        self.held.write(
-            &mut text,
-            "semel_effect_seconds",
-            "Time from the claim until the outcome was stored.",
-        );
+        let help = "Time from the claim until the outcome was stored.";
+        self.held.write(&mut text, "semel_effect_seconds", help);
         self.waited.write(&mut text, "semel_wait_seconds", "Time that callers waited for an effect.");
         self.claims.write(&mut text, CLAIMS, "semel_claims_total", "status", "Answers of the claims API.");
-        self.admin.write(
-            &mut text,
-            CLASSES,
-            "semel_admin_requests_total",
-            "class",
-            "Answers of the admin API.",
-        );
-        self.logins.write(
-            &mut text,
-            LOGINS,
-            "semel_admin_logins_refused_total",
-            "reason",
-            "Refused requests to the admin API: no token, a wrong token, or an address that sent too many wrong ones.",
-        );
-        self.reloads.write(
-            &mut text,
-            RELOADS,
-            "semel_reloads_total",
-            "result",
-            "Reloads of the configuration.",
-        );
+        let help = "Answers of the admin API.";
+        self.admin.write(&mut text, CLASSES, "semel_admin_requests_total", "class", help);
+        let help = "Refused requests to the admin API: no token, a wrong token, or an address that sent too many wrong ones.";
+        self.logins.write(&mut text, LOGINS, "semel_admin_logins_refused_total", "reason", help);
+        let help = "Reloads of the configuration.";
+        self.reloads.write(&mut text, RELOADS, "semel_reloads_total", "result", help);
         if let Some(pipeline) = pipeline {
             self.deliveries.write(&mut text, pipeline);
             intake::write(&mut text, &pipeline.intake);
             intake::write_run_waiters(&mut text, &pipeline.waiters);
         }
         if let Some((budget, gateway)) = self.descriptors.get() {
-            gauge(&mut text, "process_max_fds", "Maximum number of open file descriptors.", budget.limit);
+            text.gauge("process_max_fds", "Maximum number of open file descriptors.", budget.limit);
             if let Some(open) = descriptors::open() {
-                gauge(&mut text, "process_open_fds", "Number of open file descriptors.", open);
+                text.gauge("process_open_fds", "Number of open file descriptors.", open);
             }
-            head(
-                &mut text,
-                "semel_connections_max",
-                "gauge",
-                "Maximum number of open connections of a listener.",
-            );
-            let _ = writeln!(text, "semel_connections_max{{listener=\"admin\"}} {}", budget.admin);
-            if let Some(gateway) = gateway {
-                let _ = writeln!(text, "semel_connections_max{{listener=\"gateway\"}} {gateway}");
-            }
+            let limits = [(["admin"], Some(budget.admin)), (["gateway"], *gateway)];
+            let limits = limits.into_iter().filter_map(|(listener, limit)| Some((listener, limit?)));
+            let help = "Maximum number of open connections of a listener.";
+            text.gauges("semel_connections_max", help, ["listener"], limits);
+            let closed = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+            let (admin, at_gateway) = (closed(&self.closed_by_admin), closed(&self.closed_by_gateway));
+            let counts = [(["admin"], Some(admin)), (["gateway"], gateway.map(|_| at_gateway))];
+            let counts = counts.into_iter().filter_map(|(listener, count)| Some((listener, count?)));
+            let help =
+                "Connections closed at the connection limit because they waited longest for their client.";
+            text.counters("semel_connections_closed_at_limit_total", help, ["listener"], counts);
         }
-        head(
-            &mut text,
-            "semel_log_lines_dropped_total",
-            "counter",
-            "Log lines dropped because the output was too slow.",
-        );
-        let _ = writeln!(text, "semel_log_lines_dropped_total {}", crate::telemetry::logs::dropped());
+        process::write(&mut text);
+        let help = "Log lines dropped because the output was too slow.";
+        text.counter("semel_log_lines_dropped_total", help, logs::dropped());
         if let Some(exporter) = self.exporter.get() {
-            head(
-                &mut text,
-                "semel_spans_dropped_total",
-                "counter",
-                "Spans dropped because the queue was full.",
-            );
-            let _ = writeln!(text, "semel_spans_dropped_total {}", exporter.dropped());
+            let help = "Spans dropped because the queue was full.";
+            text.counter("semel_spans_dropped_total", help, exporter.dropped());
         }
-        head(&mut text, "semel_build_info", "gauge", "The version of this binary.");
-        let _ = writeln!(text, "semel_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"));
-        text
+        let version = [([env!("CARGO_PKG_VERSION")], 1)];
+        text.gauges("semel_build_info", "The version of this binary.", ["version"], version);
+        text.into_string()
     }
 }
 
@@ -264,120 +252,33 @@ impl Observer for Metrics {
     }
 }
 
-fn write_capacity(text: &mut String, capacity: &Capacity) {
+fn write_capacity(text: &mut MetricsText, capacity: &Capacity) {
     let calls = capacity.calls_in_flight();
-    gauge(text, "semel_gateway_calls_in_flight", "Guarded calls in progress at upstreams.", calls);
-    let refused = "semel_gateway_calls_refused_total";
-    head(text, refused, "counter", "Requests refused by a limit on guarded calls.");
-    for (limit, count) in capacity.calls_refused() {
-        let _ = writeln!(text, "{refused}{{limit=\"{limit}\"}} {count}");
-    }
+    text.gauge("semel_gateway_calls_in_flight", "Guarded calls in progress at upstreams.", calls);
+    let refused = capacity.calls_refused().into_iter().map(|(limit, count)| ([limit], count));
+    let help = "Requests refused by a limit on guarded calls.";
+    text.counters("semel_gateway_calls_refused_total", help, ["limit"], refused);
     let buffered = capacity.buffered_bytes();
-    gauge(text, "semel_gateway_request_bytes_buffered", "Bytes of request bodies in memory.", buffered);
-    let refused = "semel_gateway_bodies_refused_total";
-    head(text, refused, "counter", "Requests refused by the memory limit for bodies.");
-    let _ = writeln!(text, "{refused} {}", capacity.bodies_refused());
+    text.gauge("semel_gateway_request_bytes_buffered", "Bytes of request bodies in memory.", buffered);
+    let help = "Requests refused by the memory limit for bodies.";
+    text.counter("semel_gateway_bodies_refused_total", help, capacity.bodies_refused());
 }
 
-fn write_limits(text: &mut String, limits: &LimitedStore) {
+fn write_limits(text: &mut MetricsText, limits: &LimitedStore) {
     if let Some(bytes) = limits.bytes() {
-        gauge(text, "semel_store_bytes", "Size of the store at the last measurement.", bytes);
+        text.gauge("semel_store_bytes", "Size of the store at the last measurement.", bytes);
     }
     if let Some(most) = limits.limits().max_bytes {
-        gauge(text, "semel_store_max_bytes", "Maximum size of the store.", most);
+        text.gauge("semel_store_max_bytes", "Maximum size of the store.", most);
         let full = u8::from(limits.is_full());
-        gauge(text, "semel_store_full", "1 if new keys are refused because the store is full.", full);
+        text.gauge("semel_store_full", "1 if new keys are refused because the store is full.", full);
     }
-    let metric = "semel_new_keys_refused_total";
-    head(text, metric, "counter", "New keys refused by a limit of the store.");
-    let _ = writeln!(
-        text,
-        "{metric}{{reason=\"bytes\"}} {}\n{metric}{{reason=\"rate\"}} {}",
-        limits.refused_for_bytes(),
-        limits.refused_for_rate()
-    );
+    let refused = [(["bytes"], limits.refused_for_bytes()), (["rate"], limits.refused_for_rate())];
+    let help = "New keys refused by a limit of the store.";
+    text.counters("semel_new_keys_refused_total", help, ["reason"], refused);
 }
 
 fn ratio(part: u64, whole: u64) -> f64 {
     // Exact up to 2^52 calls, which is enough for a ratio.
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
-}
-
-fn head(text: &mut String, metric: &str, kind: &str, help: &str) {
-    let _ = writeln!(text, "# HELP {metric} {help}\n# TYPE {metric} {kind}");
-}
-
-fn gauge(text: &mut String, metric: &str, help: &str, value: impl std::fmt::Display) {
-    head(text, metric, "gauge", help);
-    let _ = writeln!(text, "{metric} {value}");
-}
-
-/// A histogram of durations.
-#[derive(Debug, Default)]
-pub(crate) struct Histogram {
-    buckets: [AtomicU64; BOUNDS.len()],
-    count: AtomicU64,
-    micros: AtomicU64,
-}
-
-impl Histogram {
-    pub(crate) fn add(&self, took: Duration) {
-        let seconds = took.as_secs_f64();
-        if let Some(at) = BOUNDS.iter().position(|bound| seconds <= *bound) {
-            self.buckets[at].fetch_add(1, Ordering::Relaxed);
-        }
-        self.count.fetch_add(1, Ordering::Relaxed);
-        self.micros.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
-
-    fn write(&self, text: &mut String, metric: &str, help: &str) {
-        head(text, metric, "histogram", help);
-        self.write_lines(text, metric, "");
-    }
-
-    /// The lines of one histogram: `label` is `name="value"`, or empty.
-    fn write_lines(&self, text: &mut String, metric: &str, label: &str) {
-        let (comma, braces) = match label {
-            "" => ("", String::new()),
-            label => (",", format!("{{{label}}}")),
-        };
-        let count = self.count.load(Ordering::Relaxed);
-        let mut below = 0;
-        for (bound, bucket) in BOUNDS.iter().zip(&self.buckets) {
-            below += bucket.load(Ordering::Relaxed);
-            let below = below.min(count);
-            let _ = writeln!(text, "{metric}_bucket{{{label}{comma}le=\"{bound}\"}} {below}");
-        }
-        let seconds = Duration::from_micros(self.micros.load(Ordering::Relaxed)).as_secs_f64();
-        let _ = writeln!(
-            text,
-            "{metric}_bucket{{{label}{comma}le=\"+Inf\"}} {count}\n{metric}_sum{braces} {seconds}\n\
-             {metric}_count{braces} {count}"
-        );
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_histogram_is_cumulative() {
-        let histogram = Histogram::default();
-        for millis in [1, 3, 700, 60_000] {
-            histogram.add(Duration::from_millis(millis));
-        }
-        let mut text = String::new();
-        histogram.write(&mut text, "x", "help");
-        for line in [
-            "x_bucket{le=\"0.001\"} 1",
-            "x_bucket{le=\"0.005\"} 2",
-            "x_bucket{le=\"1\"} 3",
-            "x_bucket{le=\"30\"} 3",
-            "x_bucket{le=\"+Inf\"} 4",
-            "x_count 4",
-        ] {
-            assert!(text.contains(line), "{line} in {text}");
-        }
-    }
 }

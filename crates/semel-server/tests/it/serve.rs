@@ -88,6 +88,27 @@ fn keys_are_neither_labels_nor_logged_whole() {
     }
 }
 
+// The names are those of the client libraries of Prometheus, so that existing dashboards show them.
+#[test]
+fn metrics_describe_the_process() {
+    let semel = Semel::start(&["--store", "memory:"]);
+    let admin = semel.admin();
+    for (name, least) in [
+        ("process_resident_memory_bytes", 1e6),
+        ("process_virtual_memory_bytes", 1e6),
+        ("process_threads", 1.0),
+        ("process_cpu_seconds_total", 0.0),
+        ("process_open_fds", 3.0),
+        ("process_max_fds", 3.0),
+        // The start of 2024: the clock of the machine, not of the process.
+        ("process_start_time_seconds", 1.7e9),
+        ("semel_connections_closed_at_limit_total{listener=\"admin\"}", 0.0),
+    ] {
+        let value = metric(&admin, name);
+        assert!(value >= least, "{name}: {value}");
+    }
+}
+
 // One line of JSON for each event, with the fields that tell its story.
 #[test]
 fn logs_are_json_with_the_known_fields() {

@@ -27,6 +27,7 @@ pub struct PostgresOptions {
     storage: Storage,
     pub(super) password: Option<String>,
     lines: Vec<String>,
+    is_without_template: bool,
 }
 
 impl PostgresOptions {
@@ -49,13 +50,21 @@ impl PostgresOptions {
         self
     }
 
+    /// Runs `initdb` for this server. By default all servers of a build folder copy one template, which a program that is installed
+    /// elsewhere cannot store.
+    pub fn without_template(mut self) -> Self {
+        self.is_without_template = true;
+        self
+    }
+
     /// Starts the server, and waits until it answers.
     ///
     /// # Errors
     /// [`Error::Missing`](crate::Error::Missing) without `postgres`; otherwise why it did not start, with the end of its
     /// log.
     pub fn start(&self) -> Result<Postgres> {
-        let server = self.start_on(template::copy_to, "")?;
+        let fill = if self.is_without_template { template::initialize } else { template::copy_to };
+        let server = self.start_on(fill, "")?;
         if let Some(password) = &self.password {
             // Must not wait for a synchronous standby that the test has not started yet.
             server

@@ -36,19 +36,7 @@ fn template(programs: &PostgresPrograms, owner: Option<SystemUser>) -> Result<Pa
     if !template.is_dir() {
         let folder = Folder::create("initdb", Storage::Memory, owner)?;
         let data = folder.path().join("data");
-        let mut initdb = Command::new(programs.path("initdb")?);
-        initdb.arg("-D").arg(&data).args([
-            "-U",
-            "postgres",
-            "-A",
-            "trust",
-            "-E",
-            "UTF8",
-            "--locale=C",
-            "--no-sync",
-        ]);
-        SystemUser::apply(owner, plain(&mut initdb));
-        run(&mut initdb)?;
+        initialize(&data, programs, owner)?;
         let half = home.join("unfinished");
         if half.exists() {
             fs::remove_dir_all(&half).doing(|| format!("removing {}", half.display()))?;
@@ -57,6 +45,23 @@ fn template(programs: &PostgresPrograms, owner: Option<SystemUser>) -> Result<Pa
         fs::rename(&half, &template).doing(|| format!("creating {}", template.display()))?;
     }
     Ok(template)
+}
+
+/// Creates an empty data folder.
+pub(super) fn initialize(data: &Path, programs: &PostgresPrograms, owner: Option<SystemUser>) -> Result<()> {
+    let mut initdb = Command::new(programs.path("initdb")?);
+    initdb.arg("-D").arg(data).args([
+        "-U",
+        "postgres",
+        "-A",
+        "trust",
+        "-E",
+        "UTF8",
+        "--locale=C",
+        "--no-sync",
+    ]);
+    SystemUser::apply(owner, plain(&mut initdb));
+    run(&mut initdb).map(drop)
 }
 
 /// In the build folder, so that it is removed when the build is cleaned.

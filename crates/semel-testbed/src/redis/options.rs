@@ -6,9 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{HARNESS_USER, Redis, command, explain, is_ready, tls};
+use super::{HARNESS_USER, PROGRAM, Redis, command, explain, is_ready, tls};
 use crate::{
     Result, Storage, daemon::Daemon, error::Doing, folder::Folder, ports::Port, process::StopMethod,
+    programs::on_path,
 };
 
 pub(super) const CONFIG: &str = "redis.conf";
@@ -86,12 +87,14 @@ impl RedisOptions {
     }
 
     /// Uses the certificates of another server, so that nodes trust the same authority.
+    #[cfg(feature = "harness")]
     pub(crate) fn certificates(mut self, folder: Option<PathBuf>) -> Self {
         self.certificates = folder;
         self
     }
 
     /// A cluster node, with a port for the cluster bus.
+    #[cfg(feature = "harness")]
     pub(crate) fn cluster_node(mut self) -> Self {
         self.role = RedisRole::ClusterNode;
         self
@@ -103,6 +106,7 @@ impl RedisOptions {
     /// [`Error::Missing`](crate::Error::Missing) without `redis-server` (or `openssl`, for TLS); otherwise why it did not
     /// start, with the end of its log.
     pub fn start(&self) -> Result<Redis> {
+        on_path(PROGRAM, PROGRAM)?;
         let folder = Folder::create("redis", self.storage, None)?;
         let certificates = match (self.transport, &self.certificates) {
             (RedisTransport::Plain, _) => None,

@@ -99,6 +99,19 @@ async fn a_kept_connection_that_was_closed_is_replaced() {
     }
 }
 
+// The service reads a request on a kept connection and closes it: the request may have taken effect, and is not repeated.
+#[tokio::test]
+async fn a_request_that_was_read_on_a_kept_connection_is_sent_once() {
+    let server = Server::script([ok(), Act::Cut(String::new()), ok()]).await;
+    let client = client(&server);
+    assert!(matches!(client.send_once(&keyed()).await, Sent::Answered(_)));
+    let sent = client.send_once(&keyed()).await;
+    assert!(matches!(sent, Sent::Unknown(Lost::Cut(_))), "{sent:?}");
+    let seen = server.seen();
+    assert_eq!(seen.len(), 2, "the request was sent again");
+    assert_eq!(seen[0].connection, seen[1].connection, "the connection was not reused, so nothing is shown");
+}
+
 // A pool with room for two: the third waits, and says that it was not sent.
 #[tokio::test]
 async fn the_pool_has_its_bounds() {

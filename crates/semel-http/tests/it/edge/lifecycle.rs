@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
-use semel_http::edge::{self, Departed, DrainResult};
+use semel_http::edge::{self, Departed, DrainResult, EdgeOptions};
 use semel_http::proxy::ProxyOptions;
 use tokio::io::AsyncWriteExt as _;
 use tower_service::Service;
@@ -229,12 +229,16 @@ async fn idleness_does_not_end_a_request_that_takes_long() {
 
 /// A gateway that takes this many connections and has all the time in the world for each.
 async fn with_slots(connections: u32, upstream: &Upstream) -> Gateway {
+    Gateway::with(&upstream.url(), slots(connections), ProxyOptions::default()).await
+}
+
+fn slots(connections: u32) -> EdgeOptions {
     let mut options = small();
     options.limits.connections = connections;
     options.patience.idle = Duration::from_secs(60);
     options.patience.head = Duration::from_secs(60);
     options.patience.body = Duration::from_secs(60);
-    Gateway::with(&upstream.url(), options, ProxyOptions::default()).await
+    options
 }
 
 #[tokio::test]
@@ -260,7 +264,9 @@ async fn at_the_limit_a_new_connection_waits_for_calls_in_progress() {
 #[tokio::test]
 async fn at_the_limit_the_connection_that_is_idle_longest_makes_room() {
     let upstream = Upstream::start(|_| ok()).await;
-    let gateway = with_slots(2, &upstream).await;
+    let options = slots(2);
+    let closed = Arc::clone(&options.closed_at_limit);
+    let gateway = Gateway::with(&upstream.url(), options, ProxyOptions::default()).await;
     let mut first = gateway.connect().await;
     first.send(GET).await;
     first.until("ok").await;
@@ -271,6 +277,7 @@ async fn at_the_limit_the_connection_that_is_idle_longest_makes_room() {
     third.send(GET).await;
     third.until("ok").await;
     assert_eq!(first.rest().await, "", "closed");
+    assert_eq!(closed.load(Ordering::Relaxed), 1, "counted");
     second.send(GET).await;
     assert_eq!(status(&second.until("ok").await), 200, "still open");
 }

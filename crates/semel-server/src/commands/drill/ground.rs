@@ -1,7 +1,7 @@
 //! The environment of a drill: servers, Redis, PostgreSQL, and the list of checks.
 
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -74,15 +74,13 @@ impl DrillEnvironment {
     ///
     /// # Errors
     /// [`Skipped`] if something is not installed; otherwise the reason why it did not start.
-    pub(super) async fn new(args: &DrillArgs, needs: DrillNeeds) -> anyhow::Result<Self> {
+    pub(super) fn new(args: &DrillArgs, needs: DrillNeeds) -> anyhow::Result<Self> {
         let folder =
             tempfile::Builder::new().prefix("semel-drill-").tempdir().context("a temporary folder")?;
         let redis = match needs {
             DrillNeeds::Nothing => None,
-            DrillNeeds::Redis | DrillNeeds::Several => {
-                Some(DrillRedis::find(args.redis.as_deref(), folder.path()).await?)
-            }
-            DrillNeeds::OwnRedis | DrillNeeds::OwnBoth => Some(DrillRedis::find(None, folder.path()).await?),
+            DrillNeeds::Redis | DrillNeeds::Several => Some(DrillRedis::find(args.redis.as_deref())?),
+            DrillNeeds::OwnRedis | DrillNeeds::OwnBoth => Some(DrillRedis::find(None)?),
         };
         let named =
             args.postgres.as_deref().filter(|_| needs != DrillNeeds::OwnBoth).map(DrillPostgres::named);
@@ -90,7 +88,7 @@ impl DrillEnvironment {
             (_, Some(named)) => Some(named),
             (DrillNeeds::Nothing | DrillNeeds::Redis, None) => None,
             (DrillNeeds::Several | DrillNeeds::OwnRedis | DrillNeeds::OwnBoth, None) => {
-                DrillPostgres::start().await?
+                DrillPostgres::start()?
             }
         };
         if needs == DrillNeeds::OwnBoth && postgres.is_none() {
@@ -297,21 +295,4 @@ pub(super) async fn until<F: Future<Output = anyhow::Result<bool>>>(
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-}
-
-/// A child process that is killed when it is dropped.
-pub(super) struct Killed(pub(super) Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// True if a program can be started.
-pub(super) fn exists(program: &str) -> bool {
-    let version = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    version.is_ok_and(|status| status.success())
 }

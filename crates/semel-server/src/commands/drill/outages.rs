@@ -50,7 +50,7 @@ pub(super) async fn redis_down(ground: &mut DrillEnvironment) -> anyhow::Result<
         ground
             .note("at wait: not tried, since the one that waits and the one it waits for are two processes");
     }
-    ground.redis.as_mut().map(super::redis::DrillRedis::kill);
+    ground.redis()?.kill();
     let told = crowd(&servers, "key-without", MANY).await?;
     ground.check(
         "without any Redis 20 triggers of one key are one run, and it was new for one caller",
@@ -58,7 +58,7 @@ pub(super) async fn redis_down(ground: &mut DrillEnvironment) -> anyhow::Result<
         &told,
     );
     known.push(("key-without".to_owned(), told));
-    back(ground).await?;
+    ground.redis()?.restart()?;
     again(&servers[0]).await?;
     until("the buffer is empty", || async { Ok(ground.redis()?.buffered("about").await?.is_empty()) })
         .await?;
@@ -71,13 +71,6 @@ pub(super) async fn redis_down(ground: &mut DrillEnvironment) -> anyhow::Result<
     ground.same("as many runs as keys", &servers[0].runs().await?.len(), &known.len());
     ground.same("as many effects", &target.effects(), &known.len());
     Ok(())
-}
-
-async fn back(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
-    match &mut ground.redis {
-        Some(redis) => redis.restart().await,
-        None => Ok(()),
-    }
 }
 
 /// Redis fails while one process holds the claim and callers of another wait for it.
@@ -96,9 +89,7 @@ async fn at_wait(
     winner.pause();
     let outage = async {
         until("the others wait", || async { Ok(waiting(&others[0]).await? == MANY) }).await?;
-        if let Some(redis) = &mut ground.redis {
-            redis.kill();
-        }
+        ground.redis()?.kill();
         wire.cut();
         winner.resume();
         anyhow::Ok(())
@@ -111,7 +102,7 @@ async fn at_wait(
         told.is_one() && told.first == 1,
         &told,
     );
-    back(ground).await?;
+    ground.redis()?.restart()?;
     wire.open();
     for server in others.iter().chain([winner]) {
         again(server).await?;
@@ -134,7 +125,7 @@ pub(super) async fn database_down(ground: &mut DrillEnvironment) -> anyhow::Resu
     let busy = gate(ground, &format!("{SHUT}batch = 5\nrest = \"50ms\"\n"))?;
     let server = ground.serve(&[&target.config("crm"), &busy]).await?;
     until("it drains", || async { Ok(target.effects() > 0) }).await?;
-    if let Some(postgres) = &mut ground.postgres {
+    if let Some(postgres) = &ground.postgres {
         postgres.kill()?;
     }
     let left = ground.redis()?.buffered("about").await?.len();
@@ -152,8 +143,8 @@ pub(super) async fn database_down(ground: &mut DrillEnvironment) -> anyhow::Resu
         burned == 0 && !about.is_empty(),
         format!("{burned} of {} used one up", about.len()),
     );
-    if let Some(postgres) = &mut ground.postgres {
-        postgres.restart().await?;
+    if let Some(postgres) = &ground.postgres {
+        postgres.restart()?;
     }
     until("all are delivered", || async { Ok(target.effects() >= RUNS) }).await?;
     until("the buffer is empty", || async { Ok(ground.redis()?.buffered("about").await?.is_empty()) })

@@ -1,52 +1,39 @@
 //! A Redis server for a drill: an existing one, or one started for the drill.
 
-use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use semel::store::redis_driver::{Cmd, Value};
 use semel::store::{Effect, RedisClient};
+use semel_testbed::Redis;
+use semel_testbed::redis::Persistence;
 
-use super::ground::{Killed, Skipped, exists, until};
+use super::ground::Skipped;
 
 /// A Redis server.
 pub(super) struct DrillRedis {
     pub(super) url: String,
     /// Prefix of the drill's keys and streams: an existing server may contain others.
     pub(super) prefix: String,
-    /// Port and folder, if the drill started it.
-    own: Option<(u16, std::path::PathBuf)>,
-    server: Option<Killed>,
+    /// The server, if the drill started it.
+    own: Option<Redis>,
 }
 
 impl DrillRedis {
     /// Uses the server at `url`, or starts `redis-server`.
-    pub(super) async fn find(url: Option<&str>, folder: &Path) -> anyhow::Result<Self> {
+    pub(super) fn find(url: Option<&str>) -> anyhow::Result<Self> {
         let prefix = format!("semel-drill-{:08x}", rand::random::<u32>());
         if let Some(url) = url {
-            return Ok(Self { url: url.to_owned(), prefix, own: None, server: None });
+            return Ok(Self { url: url.to_owned(), prefix, own: None });
         }
-        if !exists("redis-server") {
-            let why = "it needs Redis: install redis-server; some drills accept --redis URL";
-            return Err(Skipped(why).into());
+        match Redis::options().persistence(Persistence::Always).start() {
+            Ok(own) => Ok(Self { url: own.url(), prefix, own: Some(own) }),
+            Err(semel_testbed::Error::Missing { .. }) => {
+                let why = "it needs Redis: install redis-server; some drills accept --redis URL";
+                Err(Skipped(why).into())
+            }
+            Err(error) => Err(error.into()),
         }
-        // Free at this moment; another process is unlikely to take it.
-        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let server = Some(start(port, folder)?);
-        let own = Some((port, folder.to_owned()));
-        let redis = Self { url: format!("redis://127.0.0.1:{port}"), prefix, own, server };
-        redis.ready().await?;
-        Ok(redis)
-    }
-
-    async fn ready(&self) -> anyhow::Result<()> {
-        until("redis-server answers", || async {
-            let mut ping = Cmd::new();
-            ping.arg("PING");
-            Ok(self.client()?.query(&ping, Effect::Reads).await.is_ok())
-        })
-        .await
     }
 
     fn client(&self) -> anyhow::Result<RedisClient> {
@@ -65,7 +52,7 @@ impl DrillRedis {
 
     /// Its port, if the drill started it and may kill it.
     pub(super) fn port(&self) -> Option<u16> {
-        self.own.as_ref().map(|(port, _)| *port)
+        self.own.as_ref().map(Redis::port)
     }
 
     /// The members of a kind of buffer key (`queue`, `leased`, `runs`, `about`) of all tenants.
@@ -82,15 +69,15 @@ impl DrillRedis {
     }
 
     /// Kills it.
-    pub(super) fn kill(&mut self) {
-        self.server = None;
+    pub(super) fn kill(&self) {
+        if let Some(own) = &self.own {
+            own.kill();
+        }
     }
 
     /// Starts it again with its data.
-    pub(super) async fn restart(&mut self) -> anyhow::Result<()> {
-        let (port, folder) = self.own.as_ref().context("it is somebody else's")?;
-        self.server = Some(start(*port, folder)?);
-        self.ready().await
+    pub(super) fn restart(&self) -> anyhow::Result<()> {
+        Ok(self.own.as_ref().context("the drill did not start this Redis")?.restart()?)
     }
 
     /// Removes the drill's data from an existing server.
@@ -114,16 +101,4 @@ fn texts(answer: Value) -> Vec<String> {
         _ => None,
     };
     items.into_iter().filter_map(text).collect()
-}
-
-fn start(port: u16, folder: &Path) -> anyhow::Result<Killed> {
-    let child = Command::new("redis-server")
-        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes"])
-        .args(["--appendfsync", "always", "--dir"])
-        .arg(folder)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .context("redis-server")?;
-    Ok(Killed(child))
 }

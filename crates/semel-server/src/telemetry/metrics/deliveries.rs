@@ -1,7 +1,6 @@
 //! Metrics of deliveries. Names of targets come from the operator, so they may be labels.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,7 +10,8 @@ use semel_pipeline::delivery::AttemptClass;
 use semel_pipeline::ledger::Totals;
 use semel_pipeline::worker::{Attempted, DeliveryObserver};
 
-use super::{Histogram, gauge, head};
+use super::histogram::Histogram;
+use super::text::MetricsText;
 use crate::pipeline::Pipeline;
 
 /// Counters of deliveries.
@@ -41,58 +41,39 @@ impl Deliveries {
         Arc::clone(self.targets.write().entry(target.to_owned()).or_default())
     }
 
-    pub(super) fn write(&self, text: &mut String, pipeline: &Pipeline) {
+    pub(super) fn write(&self, text: &mut MetricsText, pipeline: &Pipeline) {
         let targets = self.targets.read();
-        head(text, "semel_deliveries_total", "counter", "Delivery attempts, by result.");
+        let attempts = targets.iter().flat_map(|(target, counted)| {
+            let counts = counted.classes.iter().map(|count| count.load(Ordering::Relaxed));
+            AttemptClass::ALL.iter().map(move |class| [target.as_str(), class.as_str()]).zip(counts)
+        });
+        let help = "Delivery attempts, by result.";
+        text.counters("semel_deliveries_total", help, ["target", "class"], attempts);
+        text.head("semel_attempt_seconds", "histogram", "Duration of delivery attempts.");
         for (target, counted) in targets.iter() {
-            for (class, count) in AttemptClass::ALL.iter().zip(&counted.classes) {
-                let (class, count) = (class.as_str(), count.load(Ordering::Relaxed));
-                let _ =
-                    writeln!(text, "semel_deliveries_total{{target=\"{target}\",class=\"{class}\"}} {count}");
-            }
-        }
-        head(text, "semel_attempt_seconds", "histogram", "Duration of delivery attempts.");
-        for (target, counted) in targets.iter() {
-            counted.took.write_lines(text, "semel_attempt_seconds", &format!("target=\"{target}\""));
+            counted.took.write_series(text, "semel_attempt_seconds", ["target"], [target]);
         }
         let totals = self.totals.lock();
-        head(text, "semel_deliveries", "gauge", "Deliveries in the ledger that have not ended, by state.");
-        for (target, state, count) in &totals.deliveries {
-            let _ = writeln!(text, "semel_deliveries{{target=\"{target}\",state=\"{state}\"}} {count}");
-        }
+        let states =
+            totals.deliveries.iter().map(|(target, state, count)| ([target.as_str(), state.as_str()], count));
+        let help = "Deliveries in the ledger that have not ended, by state.";
+        text.gauges("semel_deliveries", help, ["target", "state"], states);
         let oldest = totals.oldest_due.unwrap_or_default().as_secs_f64();
-        gauge(text, "semel_deliveries_oldest_due_seconds", "Age of the oldest due delivery.", oldest);
-        head(text, "semel_dead_letters", "gauge", "Dead letters, by status.");
-        for (status, count) in &totals.letters {
-            let _ = writeln!(text, "semel_dead_letters{{status=\"{}\"}} {count}", status.as_str());
-        }
-        gauge(
-            text,
-            "semel_deliveries_in_hand",
-            "Deliveries in progress in this process.",
-            pipeline.in_hand(),
-        );
-        head(
-            text,
-            "semel_breaker_state",
-            "gauge",
-            "State of a target's circuit breaker: 1 for the current state.",
-        );
-        for state in pipeline.destinations.states() {
-            for name in ["closed", "half_open", "open"] {
-                let stands = u8::from(state.circuit.name() == name);
-                let _ = writeln!(
-                    text,
-                    "semel_breaker_state{{target=\"{}\",state=\"{name}\"}} {stands}",
-                    state.name
-                );
-            }
-        }
-        head(text, "semel_breaker_opened_total", "counter", "Times that a target's circuit breaker opened.");
-        for state in pipeline.destinations.states() {
-            let _ =
-                writeln!(text, "semel_breaker_opened_total{{target=\"{}\"}} {}", state.name, state.opened);
-        }
+        text.gauge("semel_deliveries_oldest_due_seconds", "Age of the oldest due delivery.", oldest);
+        let letters = totals.letters.iter().map(|(status, count)| ([status.as_str()], count));
+        text.gauges("semel_dead_letters", "Dead letters, by status.", ["status"], letters);
+        let help = "Deliveries in progress in this process.";
+        text.gauge("semel_deliveries_in_hand", help, pipeline.in_hand());
+        let breakers = pipeline.destinations.states();
+        let states = breakers.iter().flat_map(|breaker| {
+            let is = |name| u8::from(breaker.circuit.name() == name);
+            ["closed", "half_open", "open"].map(|name| ([&*breaker.name, name], is(name)))
+        });
+        let help = "State of a target's circuit breaker: 1 for the current state.";
+        text.gauges("semel_breaker_state", help, ["target", "state"], states);
+        let opened = breakers.iter().map(|breaker| ([&*breaker.name], breaker.opened));
+        let help = "Times that a target's circuit breaker opened.";
+        text.counters("semel_breaker_opened_total", help, ["target"], opened);
     }
 }
 

@@ -1,24 +1,21 @@
 //! Metrics of the intake: triggers, their gate and buffer, drainers, streams.
 
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use semel_pipeline::gate::Why;
 
-use super::{gauge, head};
+use super::text::MetricsText;
 use crate::intake::RunningIntake;
 use crate::pipeline::RunWaiters;
 
 /// Writes counters with one label.
-fn family(text: &mut String, metric: &str, help: &str, label: &str, counts: &[(&str, &AtomicU64)]) {
-    head(text, metric, "counter", help);
-    for (value, count) in counts {
-        let _ = writeln!(text, "{metric}{{{label}=\"{value}\"}} {}", count.load(Ordering::Relaxed));
-    }
+fn family(text: &mut MetricsText, metric: &str, help: &str, label: &str, counts: &[(&str, &AtomicU64)]) {
+    let counts = counts.iter().map(|(value, count)| ([*value], count.load(Ordering::Relaxed)));
+    text.counters(metric, help, [label], counts);
 }
 
 /// All metrics in the text format of Prometheus.
-pub(super) fn write(text: &mut String, intake: &RunningIntake) {
+pub(super) fn write(text: &mut MetricsText, intake: &RunningIntake) {
     let triggers = intake.triggers.counters();
     let claims = [
         ("won", &triggers.won),
@@ -39,14 +36,11 @@ pub(super) fn write(text: &mut String, intake: &RunningIntake) {
     let ways = [("ledger", &triggers.direct), ("buffer", &triggers.buffered)];
     family(text, "semel_triggers_total", "Triggers, by destination.", "to", &ways);
     if let Some(burst) = intake.triggers.burst() {
-        head(text, "semel_gate_decisions_total", "counter", "Decisions of the gate, by reason.");
-        for why in Why::ALL {
-            let count = burst.gate.counters().count(why);
-            let _ = writeln!(text, "semel_gate_decisions_total{{reason=\"{}\"}} {count}", why.as_str());
-        }
-        let waiters = burst.claims.waiters();
-        head(text, "semel_trigger_waiters", "gauge", "Triggers waiting for another one with the same key.");
-        let _ = writeln!(text, "semel_trigger_waiters {waiters}");
+        let decisions = Why::ALL.into_iter().map(|why| ([why.as_str()], burst.gate.counters().count(why)));
+        let help = "Decisions of the gate, by reason.";
+        text.counters("semel_gate_decisions_total", help, ["reason"], decisions);
+        let help = "Triggers waiting for another one with the same key.";
+        text.gauge("semel_trigger_waiters", help, burst.claims.waiters());
         let drains = &intake.drains;
         let ends = [
             ("drained", &drains.drained),
@@ -59,27 +53,19 @@ pub(super) fn write(text: &mut String, intake: &RunningIntake) {
         ];
         family(text, "semel_buffer_drained_total", "Buffered runs, by result.", "outcome", &ends);
         let depth = *intake.depth.lock();
-        for (metric, help, value) in [
-            ("semel_buffer_queued", "Runs waiting in the buffer.", depth.queued as f64),
-            (
-                "semel_buffer_in_transit",
-                "Runs being moved from the buffer to the ledger.",
-                depth.leased as f64,
-            ),
-            ("semel_buffer_oldest_seconds", "Age of the oldest buffered run.", depth.oldest.as_secs_f64()),
-        ] {
-            head(text, metric, "gauge", help);
-            let _ = writeln!(text, "{metric} {value}");
-        }
+        text.gauge("semel_buffer_queued", "Runs waiting in the buffer.", depth.queued);
+        let help = "Runs being moved from the buffer to the ledger.";
+        text.gauge("semel_buffer_in_transit", help, depth.leased);
+        let oldest = depth.oldest.as_secs_f64();
+        text.gauge("semel_buffer_oldest_seconds", "Age of the oldest buffered run.", oldest);
         if let Some(redis) = intake.claims.get() {
             let lost = u8::from(redis.has_lost_data());
             let help = "1 if the Redis server of the buffer has lost data: runs that were answered with 202 may be lost.";
-            head(text, "semel_buffer_lost_data", "gauge", help);
-            let _ = writeln!(text, "semel_buffer_lost_data {lost}");
+            text.gauge("semel_buffer_lost_data", help, lost);
         }
     }
     if !intake.sources.is_empty() {
-        head(text, "semel_source_messages_total", "counter", "Messages of streams, by result.");
+        text.head("semel_source_messages_total", "counter", "Messages of streams, by result.");
     }
     for (stream, counted) in &intake.sources {
         let counts = [
@@ -94,34 +80,19 @@ pub(super) fn write(text: &mut String, intake: &RunningIntake) {
         ];
         // The operator chooses the stream's name.
         let stream = stream.replace(['"', '\\', '\n'], "_");
-        for (outcome, count) in counts {
-            let count = count.load(Ordering::Relaxed);
-            let _ = writeln!(
-                text,
-                "semel_source_messages_total{{stream=\"{stream}\",outcome=\"{outcome}\"}} {count}"
-            );
-        }
+        let counts = counts.map(|(outcome, count)| ([&*stream, outcome], count.load(Ordering::Relaxed)));
+        text.series("semel_source_messages_total", ["stream", "outcome"], counts);
     }
 }
 
 /// Callers that wait for runs, and their limits.
-pub(super) fn write_run_waiters(text: &mut String, waiters: &RunWaiters) {
-    gauge(text, "semel_run_waiters", "Callers waiting for a run to end.", waiters.waiting());
-    gauge(text, "semel_run_waiters_max", "Maximum number of callers waiting for runs.", waiters.most());
+pub(super) fn write_run_waiters(text: &mut MetricsText, waiters: &RunWaiters) {
+    text.gauge("semel_run_waiters", "Callers waiting for a run to end.", waiters.waiting());
+    text.gauge("semel_run_waiters_max", "Maximum number of callers waiting for runs.", waiters.most());
     let longest = waiters.longest().as_secs_f64();
-    gauge(text, "semel_run_wait_max_seconds", "Maximum time that a caller may wait for a run.", longest);
-    head(
-        text,
-        "semel_run_waiters_refused_total",
-        "counter",
-        "Callers refused because too many were waiting for runs.",
-    );
-    let _ = writeln!(text, "semel_run_waiters_refused_total {}", waiters.refused());
-    head(
-        text,
-        "semel_run_waiter_reads_total",
-        "counter",
-        "Reads of the ledger for callers waiting for a run.",
-    );
-    let _ = writeln!(text, "semel_run_waiter_reads_total {}", waiters.reads());
+    text.gauge("semel_run_wait_max_seconds", "Maximum time that a caller may wait for a run.", longest);
+    let help = "Callers refused because too many were waiting for runs.";
+    text.counter("semel_run_waiters_refused_total", help, waiters.refused());
+    let help = "Reads of the ledger for callers waiting for a run.";
+    text.counter("semel_run_waiter_reads_total", help, waiters.reads());
 }
