@@ -6,6 +6,7 @@ mod json;
 mod junit;
 mod markdown;
 mod pretty;
+mod reasons;
 
 use std::collections::BTreeMap;
 

@@ -26,6 +26,7 @@ mod forward;
 #[cfg(feature = "mcp")]
 mod mcp;
 mod read;
+mod rotation;
 mod run;
 mod shortcut;
 mod steering;
@@ -55,6 +56,7 @@ use self::forward::{Carries, ForwardedCall};
 #[cfg(feature = "mcp")]
 use self::mcp::WatchedReply;
 use self::read::within;
+use self::rotation::RotationWatch;
 use self::run::RunResult;
 use self::shortcut::{Plainly, RecallKey, Recent};
 use self::steering::Steering;
@@ -109,6 +111,7 @@ pub(crate) struct Inner {
     probing: Mutex<HashSet<KeyId>>,
     /// Hints for the shortcut: keys that were answered recently.
     recent: Recent,
+    rotation: RotationWatch,
 }
 
 struct GuardedRoute {

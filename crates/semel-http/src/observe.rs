@@ -112,12 +112,17 @@ pub struct Exchange<'a> {
 pub trait AnswerObserver: Send + Sync + 'static {
     /// Called when a request was answered.
     fn answered(&self, exchange: &Exchange<'_>);
+
+    /// Called when a request runs for the first time whose key and payload another credential sent before. If credentials
+    /// rotate, it is a retry that runs again.
+    fn credential_rotated(&self) {}
 }
 
 /// Counts answers by outcome.
 #[derive(Default)]
 pub struct AnswerCounters {
     counts: [AtomicU64; KINDS],
+    rotated_credentials: AtomicU64,
 }
 
 impl AnswerCounters {
@@ -133,6 +138,12 @@ impl AnswerCounters {
         self.counts[outcome.index()].load(Ordering::Relaxed)
     }
 
+    /// Number of first runs whose key and payload another credential sent before.
+    #[must_use]
+    pub fn rotated_credentials(&self) -> u64 {
+        self.rotated_credentials.load(Ordering::Relaxed)
+    }
+
     /// All outcome names with their counts.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.counts.iter().enumerate().map(|(index, count)| (name(index), count.load(Ordering::Relaxed)))
@@ -142,6 +153,10 @@ impl AnswerCounters {
 impl AnswerObserver for AnswerCounters {
     fn answered(&self, exchange: &Exchange<'_>) {
         self.counts[exchange.outcome.index()].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn credential_rotated(&self) {
+        self.rotated_credentials.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -204,7 +204,7 @@ pub enum RetryAdvice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Shape {
-    /// `application/problem+json` with `type`, `title`, `status`, `detail`, `code`, `retryable`.
+    /// `application/problem+json` with `type`, `title`, `status`, `detail`, `message`, `code`, `retryable`.
     Problem,
     /// `application/json` with `{"error": {"type", "code", "message"}}`.
     Stripe,
@@ -262,7 +262,7 @@ impl Problem {
                 let (r#type, title) = (format!("urn:semel:problem:{code}"), self.situation.title());
                 let retryable = self.retry.unwrap_or(telling.retry) == RetryAdvice::Useful;
                 let status = status.as_u16();
-                let body = ProblemJson { r#type, title, status, detail, code, retryable };
+                let body = ProblemJson { r#type, title, status, detail, message: detail, code, retryable };
                 ("application/problem+json", to_json(&body))
             }
             Shape::Stripe => {
@@ -276,6 +276,10 @@ impl Problem {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         if let Some(after) = self.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds(after)));
+        }
+        // Generated clients retry a 409 unless they are told not to.
+        if self.retry.unwrap_or(telling.retry) == RetryAdvice::Useless {
+            headers.insert(HeaderName::from_static("x-should-retry"), HeaderValue::from_static("false"));
         }
         if let Some((name, value)) = telling.hint {
             headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
@@ -299,6 +303,8 @@ struct ProblemJson<'a> {
     title: &'a str,
     status: u16,
     detail: &'a str,
+    /// The same text: many SDKs show only a member of this name.
+    message: &'a str,
     code: &'a str,
     retryable: bool,
 }

@@ -19,9 +19,11 @@ mod ietf;
 mod stripe;
 mod ucp;
 
+use std::borrow::Cow;
 use std::time::Duration;
 
-use http::{HeaderName, Method, Response};
+use http::header::LINK;
+use http::{HeaderName, HeaderValue, Method, Response};
 
 #[cfg(feature = "mcp")]
 pub use self::adcp_mcp::ADCP_MUTATING_TOOLS;
@@ -29,6 +31,7 @@ use crate::body::Body;
 use crate::codec::Codec;
 use crate::policy::{InFlight, InsertLimits, OnDoubt, OnServerError, Pin};
 use crate::problem::{Problem, Shape, Situation, SituationText};
+use crate::proxy::Host;
 use crate::scope::Scope;
 
 /// A dialect of idempotency: how situations are presented, and the defaults of a route.
@@ -42,6 +45,8 @@ pub struct Profile {
     pub tellings: [SituationText; Situation::ALL.len()],
     /// The header that carries the key, unless a route names another source.
     pub key_header: HeaderName,
+    /// A header that identifies callers who send no credential. It is an alternative to `authorization` in the default scope.
+    pub agent_header: Option<HeaderName>,
     /// Headers with which a client selects one of the accounts behind its credential. They are part of the default scope.
     pub account_headers: Vec<HeaderName>,
     /// Minimum and maximum length of a key.
@@ -70,6 +75,10 @@ pub struct Profile {
     pub store_loss: StoreLoss,
     /// How a request carries a call.
     pub codec: Codec,
+    /// The `Host` header that the upstream sees, unless the gateway is configured otherwise.
+    pub host: Host,
+    /// Where clients can read about refusals: the target of their `Link` header. A path is one of the API itself.
+    pub documentation: Option<Cow<'static, str>>,
 }
 
 /// Handling of a shared store that has lost data.
@@ -118,6 +127,9 @@ impl Profile {
     /// The default scope: the credential, and the account that the request selects.
     #[must_use]
     pub fn scope(&self) -> Scope {
+        if let Some(agent) = &self.agent_header {
+            return Scope::AnyOf([Scope::Header(agent.clone()), Scope::default()].into());
+        }
         if self.account_headers.is_empty() {
             return Scope::default();
         }
@@ -139,7 +151,13 @@ impl Profile {
     /// A problem in the format of this dialect.
     #[must_use]
     pub fn tell(&self, problem: &Problem) -> Response<Body> {
-        problem.answer(self.shape, self.telling(problem.situation))
+        let mut answer = problem.answer(self.shape, self.telling(problem.situation));
+        if let Some(link) = &self.documentation
+            && let Ok(value) = HeaderValue::try_from(format!("<{link}>; rel=\"describedby\""))
+        {
+            answer.headers_mut().insert(LINK, value);
+        }
+        answer
     }
 }
 

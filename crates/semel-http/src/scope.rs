@@ -30,6 +30,8 @@ pub enum Scope {
     /// Several parts, at least two, none of them [`SingleTenant`](Self::SingleTenant) or a list. The first part is required in every
     /// request. Other header parts may be absent, which counts as an account of its own.
     Parts(Arc<[Scope]>),
+    /// Several headers, of which every request has at least one. All that are present count.
+    AnyOf(Arc<[Scope]>),
 }
 
 /// The principal of a request: a hash, never the credential. Two parts, so that principals of different schemes never collide.
@@ -97,7 +99,7 @@ impl Scope {
     /// The parts; a scope without a list is one part.
     pub fn parts(&self) -> &[Self] {
         match self {
-            Self::Parts(parts) => parts,
+            Self::Parts(parts) | Self::AnyOf(parts) => parts,
             one => std::slice::from_ref(one),
         }
     }
@@ -112,7 +114,12 @@ impl Scope {
 
     /// True if a client can choose its principal freely: all parts are unverified headers, and none of them is a secret.
     pub fn is_freely_chosen(&self) -> bool {
-        self.parts().iter().all(|part| matches!(part, Self::Header(name) if !is_credential(name)))
+        let free = |part: &Self| matches!(part, Self::Header(name) if !is_credential(name));
+        match self {
+            // The credential may be absent.
+            Self::AnyOf(parts) => parts.iter().any(free),
+            _ => self.parts().iter().all(free),
+        }
     }
 
     /// True if it accepts tokens for any audience: its verifier checks neither audience nor issuer.
@@ -126,12 +133,7 @@ impl Scope {
             Self::SingleTenant => Ok(None),
             Self::Header(name) => match only_value(name, headers)? {
                 Some(value) if !value.is_empty() => Ok(Some(Principal::of_header(name, value))),
-                _ => Err(Problem::new(
-                    Situation::ScopeMissing,
-                    format!(
-                        "a request with an idempotency key must say who asks, in the header {name}; where there is only one tenant, the gateway can be run with --scope single-tenant"
-                    ),
-                )),
+                _ => Err(nobody(name.as_str())),
             },
             Self::Jwt(verifier) => verifier.principal(headers).map(Some),
             Self::Parts(parts) => {
@@ -147,8 +149,32 @@ impl Scope {
                 }
                 Ok(Principal::of_parts(&found))
             }
+            Self::AnyOf(parts) => {
+                let present = |name: &HeaderName| headers.get(name).is_some_and(|value| !value.is_empty());
+                let mut found = Vec::with_capacity(parts.len());
+                for part in parts.iter() {
+                    if !matches!(part, Self::Header(name) if !present(name)) {
+                        found.extend(part.principal(headers)?);
+                    }
+                }
+                if found.is_empty() {
+                    let names: Vec<&str> = self.headers().map(HeaderName::as_str).collect();
+                    return Err(nobody(&names.join(" or ")));
+                }
+                Ok(Principal::of_parts(&found))
+            }
         }
     }
+}
+
+/// The request does not say who asks.
+fn nobody(header: &str) -> Problem {
+    Problem::new(
+        Situation::ScopeMissing,
+        format!(
+            "a request with an idempotency key must say who asks, in the header {header}; where there is only one tenant, the gateway can be run with --scope single-tenant"
+        ),
+    )
 }
 
 /// The value of a header that may occur once.
@@ -182,10 +208,10 @@ impl fmt::Display for Scope {
             Self::Header(name) => write!(f, "header:{name}"),
             Self::Jwt(verifier) => write!(f, "jwt:{}", verifier.claim()),
             Self::SingleTenant => f.write_str("single-tenant"),
-            Self::Parts(parts) => {
+            Self::Parts(parts) | Self::AnyOf(parts) => {
+                let separator = if matches!(self, Self::Parts(_)) { "," } else { " or " };
                 for (number, part) in parts.iter().enumerate() {
-                    let comma = if number > 0 { "," } else { "" };
-                    write!(f, "{comma}{part}")?;
+                    write!(f, "{}{part}", if number > 0 { separator } else { "" })?;
                 }
                 Ok(())
             }
@@ -300,6 +326,25 @@ mod tests {
         let twice = headers(&[("authorization", "x"), ("a", "1"), ("a", "1")]);
         assert!(scope.principal(&twice).is_err());
         assert_eq!(scope.to_string(), "authorization,header:a,header:b");
+    }
+
+    // Clients of the profile `ucp` send UCP-Agent, a credential, or both.
+    #[test]
+    fn one_of_several_headers_is_enough() {
+        let scope = crate::Profile::ucp().scope();
+        let of = |lines: &[(&'static str, &'static str)]| {
+            scope.principal(&headers(lines)).map(|found| *found.unwrap().as_bytes())
+        };
+        let (agent, credential) = (("ucp-agent", "profile=x"), ("authorization", "Bearer a"));
+        let all = [of(&[agent]).unwrap(), of(&[credential]).unwrap(), of(&[agent, credential]).unwrap()];
+        assert!(all[0] != all[1] && all[1] != all[2] && all[0] != all[2]);
+        // The keys of clients that send only a credential stay the same.
+        assert_eq!(all[1], principal(&["authorization"], &[credential]));
+        let refused = of(&[("x", "y")]).unwrap_err().detail.unwrap();
+        assert!(refused.contains("in the header ucp-agent or authorization; "), "{refused}");
+        assert!(of(&[agent, agent]).is_err(), "sent twice");
+        assert!(scope.is_freely_chosen(), "the credential may be absent");
+        assert_eq!(scope.to_string(), "header:ucp-agent or authorization");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use semel::time::Timestamp;
 
 use crate::event::{Event, Trace};
 use crate::id::{DeliveryId, EventId, JobId, LetterId};
+use crate::names::names;
 
 /// The state of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
@@ -34,40 +35,19 @@ pub enum DeliveryState {
     Cancelled,
 }
 
+names!(DeliveryState {
+    Idle = "idle",
+    Queued = "queued",
+    Running = "running",
+    Done = "done",
+    RetryWait = "retry_wait",
+    Blocked = "blocked",
+    Dlq = "dlq",
+    Replaying = "replaying",
+    Cancelled = "cancelled",
+});
+
 impl DeliveryState {
-    /// Every state.
-    pub const ALL: [Self; 9] = [
-        Self::Idle,
-        Self::Queued,
-        Self::Running,
-        Self::Done,
-        Self::RetryWait,
-        Self::Blocked,
-        Self::Dlq,
-        Self::Replaying,
-        Self::Cancelled,
-    ];
-
-    /// Its name in the API, the tables and the metrics.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Queued => "queued",
-            Self::Running => "running",
-            Self::Done => "done",
-            Self::RetryWait => "retry_wait",
-            Self::Blocked => "blocked",
-            Self::Dlq => "dlq",
-            Self::Replaying => "replaying",
-            Self::Cancelled => "cancelled",
-        }
-    }
-
-    /// The state with this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == name)
-    }
-
     /// True if a worker may take it, once it is due.
     pub const fn is_takeable(self) -> bool {
         matches!(self, Self::Idle | Self::Queued | Self::RetryWait | Self::Replaying)
@@ -301,28 +281,14 @@ pub enum AttemptClass {
     Deferred,
 }
 
-impl AttemptClass {
-    /// Every class.
-    pub const ALL: [Self; 6] =
-        [Self::Success, Self::Transient, Self::Permanent, Self::Unknown, Self::Crashed, Self::Deferred];
-
-    /// Its name in the API and the tables.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Success => "success",
-            Self::Transient => "transient",
-            Self::Permanent => "permanent",
-            Self::Unknown => "unknown",
-            Self::Crashed => "crashed",
-            Self::Deferred => "deferred",
-        }
-    }
-
-    /// The class with this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|class| class.as_str() == name)
-    }
-}
+names!(AttemptClass {
+    Success = "success",
+    Transient = "transient",
+    Permanent = "permanent",
+    Unknown = "unknown",
+    Crashed = "crashed",
+    Deferred = "deferred",
+});
 
 /// The lease of a worker on a delivery. Every call about it carries the token, so that a late worker is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

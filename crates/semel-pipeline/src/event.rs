@@ -214,6 +214,7 @@ pub const CHANGES_MEMBER: &str = "$semel.changes";
 
 impl Notes {
     /// Removes the number of applied changes that an earlier version stored in the metadata.
+    #[cfg(any(feature = "embedded", feature = "postgres"))]
     pub(crate) fn take_changes(&mut self) -> u64 {
         self.metadata.remove(CHANGES_MEMBER).and_then(|number| number.parse().ok()).unwrap_or(0)
     }

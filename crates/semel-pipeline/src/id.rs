@@ -7,6 +7,8 @@ use std::str::FromStr;
 
 use semel::time::Timestamp;
 
+use crate::names::names;
+
 /// Crockford's base 32: digits and capitals without I, L, O and U, in the order of their values.
 const DIGITS: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
 
@@ -143,20 +145,12 @@ pub enum EventKind {
     Run,
 }
 
+names!(EventKind {
+    Event = "event",
+    Run = "run",
+});
+
 impl EventKind {
-    /// Its name in the tables.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Event => "event",
-            Self::Run => "run",
-        }
-    }
-
-    /// The kind with this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Event, Self::Run].into_iter().find(|kind| kind.as_str() == name)
-    }
-
     const fn prefix(self) -> &'static str {
         match self {
             Self::Event => "evt_",

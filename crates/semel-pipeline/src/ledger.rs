@@ -15,8 +15,8 @@
 mod embedded;
 #[cfg(feature = "postgres")]
 mod postgres;
-#[cfg(any(feature = "embedded", feature = "postgres", feature = "redis"))]
-pub(crate) mod rules;
+#[cfg(any(feature = "embedded", feature = "postgres"))]
+mod rules;
 #[cfg(any(feature = "embedded", feature = "postgres"))]
 mod sql;
 
@@ -67,7 +67,10 @@ pub enum Error {
 }
 
 /// Everything a ledger keeps.
-pub trait Ledger: Intake + Working + Reading + Letters + Replays + Runs + fmt::Debug + fmt::Display {}
+pub trait Ledger:
+    Intake + Working + Reading + Letters + Replays + Runs + AuditLog + Retention + fmt::Debug + fmt::Display
+{
+}
 
 /// Taking events in.
 pub trait Intake: Send + Sync + 'static {
@@ -138,6 +141,24 @@ pub enum Patch {
     Cancel,
     /// It has lost its key. Written by earlier versions; a reset ends the generation of the key now.
     DropKey,
+}
+
+impl Patch {
+    /// Applies the change to a buffered run. A cancellation does not change the run itself.
+    ///
+    /// # Errors
+    /// Why the change cannot be applied: the run stays as it was.
+    pub fn apply(&self, run: &mut NewEvent) -> Result<(), String> {
+        match self {
+            Self::Change(change) => {
+                run.notes.apply(change)?;
+                run.delay = change.delay.unwrap_or(run.delay);
+            }
+            Self::Cancel => {}
+            Self::DropKey => run.dedupe = None,
+        }
+        Ok(())
+    }
 }
 
 /// Something to do to a run.
@@ -238,16 +259,22 @@ pub trait Reading: Send + Sync + 'static {
     /// event it delivered.
     fn find_events(&self, request_id: Option<String>, dedupe: Option<KeyId>) -> Answer<'_, Vec<EventId>>;
 
-    /// Writes a line into the audit log.
-    fn audit(&self, line: AuditLine) -> Answer<'_, ()>;
-
-    /// The audit log, the newest line first; of one subject, where one is named.
-    fn audit_log(&self, subject: Option<String>, page: Page) -> Answer<'_, Paged<Audited>>;
-
     /// Numbers for the metrics: how many deliveries in each state, the age of the oldest that is due, how many letters in each status.
     fn totals(&self) -> Answer<'_, Totals>;
+}
 
-    /// Takes away what ended longer ago than `keep`, no more than `limit` rows of each kind. Dead letters that are pending,
+/// The audit log: who did what, and why.
+pub trait AuditLog: Send + Sync + 'static {
+    /// Writes a line.
+    fn audit(&self, line: AuditLine) -> Answer<'_, ()>;
+
+    /// The lines, the newest first; of one subject, where one is named.
+    fn audit_log(&self, subject: Option<String>, page: Page) -> Answer<'_, Paged<Audited>>;
+}
+
+/// How long ended work stays in the ledger.
+pub trait Retention: Send + Sync + 'static {
+    /// Removes what ended longer ago than `keep`, no more than `limit` rows of each kind. Dead letters that are pending,
     /// parked or replaying stay, with their events.
     fn sweep(&self, keep: Duration, limit: u32) -> Answer<'_, u64>;
 }

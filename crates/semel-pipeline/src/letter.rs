@@ -5,6 +5,7 @@ use semel::time::Timestamp;
 
 use crate::delivery::DeliveryAttempt;
 use crate::id::{DeliveryId, EventId, LetterId};
+use crate::names::names;
 
 /// After this many failed replays a dead letter is parked.
 pub const PARKED_AFTER: u32 = 3;
@@ -81,28 +82,14 @@ pub enum Cause {
     Manual,
 }
 
-impl Cause {
-    /// Every cause.
-    pub const ALL: [Self; 6] =
-        [Self::Exhausted, Self::NonRetryable, Self::Poison, Self::Undecodable, Self::Expired, Self::Manual];
-
-    /// Its name in the API and the tables.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Exhausted => "exhausted",
-            Self::NonRetryable => "non_retryable",
-            Self::Poison => "poison",
-            Self::Undecodable => "undecodable",
-            Self::Expired => "expired",
-            Self::Manual => "manual",
-        }
-    }
-
-    /// The cause with this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|cause| cause.as_str() == name)
-    }
-}
+names!(Cause {
+    Exhausted = "exhausted",
+    NonRetryable = "non_retryable",
+    Poison = "poison",
+    Undecodable = "undecodable",
+    Expired = "expired",
+    Manual = "manual",
+});
 
 /// The status of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -120,27 +107,13 @@ pub enum Status {
     Parked,
 }
 
-impl Status {
-    /// Every status.
-    pub const ALL: [Self; 5] =
-        [Self::Pending, Self::Replaying, Self::Replayed, Self::Discarded, Self::Parked];
-
-    /// Its name in the API and the tables.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Replaying => "replaying",
-            Self::Replayed => "replayed",
-            Self::Discarded => "discarded",
-            Self::Parked => "parked",
-        }
-    }
-
-    /// The status with this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|status| status.as_str() == name)
-    }
-}
+names!(Status {
+    Pending = "pending",
+    Replaying = "replaying",
+    Replayed = "replayed",
+    Discarded = "discarded",
+    Parked = "parked",
+});
 
 /// Groups similar failures: target, cause, status, and the error's words without variable parts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -10,25 +10,18 @@
 //! - [`replayer`]: runs these jobs.
 //! - [`outbox`]: events published inside the caller's transaction.
 //! - [`source`]: sources of messages: Redis Streams, and the pump into the ledger.
-//! - `trigger`, `gate`, `buffer`, `transfer`, `drainer` (feature `redis`): runs, from their trigger into the ledger,
-//!   through Redis during a burst.
 //! - [`target`]: receivers of events; [`worker`]: the loop that delivers; [`publish`]: events published through the
 //!   API.
 //! - [`ledger`]: the database of all of this: one trait per part, one contract suite for every ledger (feature
 //!   `testkit`).
 
-#[cfg(feature = "redis")]
-pub mod buffer;
 mod decimal;
 pub mod delivery;
-#[cfg(feature = "redis")]
-pub mod drainer;
 pub mod event;
-#[cfg(feature = "redis")]
-pub mod gate;
 pub mod id;
 pub mod ledger;
 pub mod letter;
+mod names;
 pub mod outbox;
 pub mod publish;
 pub mod replay;
@@ -37,8 +30,4 @@ pub mod source;
 pub mod target;
 #[cfg(feature = "testkit")]
 pub mod testkit;
-#[cfg(feature = "redis")]
-pub mod transfer;
-#[cfg(feature = "redis")]
-pub mod trigger;
 pub mod worker;

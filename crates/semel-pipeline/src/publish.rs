@@ -1,20 +1,25 @@
-//! Turns a publication from the API or a caller into an event, with every member checked.
+//! Publishing: a publication from the API or a caller is checked, and accepted once.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use semel::key::KeyError;
 use semel::secret::Secret;
-use semel::time::Timestamp;
+use semel::time::{Clock as _, SystemClock, Timestamp};
+use tokio::time::Instant;
 
-use crate::event::{Dedupe, NewEvent, Notes, Origin, Trace};
+use crate::event::{Accepted, Dedupe, NewEvent, Notes, Origin, Trace};
 use crate::id::{EventId, EventKind};
+use crate::ledger::{self, ErrorKind, Intake};
 use crate::target::{Targets, is_event_type};
 
 /// The longest tenant, in bytes.
 pub const MAX_TENANT: usize = 255;
 /// The longest order key, in bytes.
 pub const MAX_ORDER_KEY: usize = 255;
+
+/// How long a call to the ledger whose outcome is unknown is repeated.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An event to be published.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +73,86 @@ pub enum Unpublishable {
     OrderKey,
 }
 
+/// The result of publishing an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PublishAnswer {
+    /// The event is new.
+    New {
+        /// Its id.
+        id: EventId,
+        /// The names of its targets.
+        targets: Vec<String>,
+    },
+    /// The event was accepted before, under this id.
+    Known(EventId),
+}
+
+/// Why an event was not published.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PublishError {
+    /// A member is invalid.
+    #[error(transparent)]
+    Invalid(#[from] Unpublishable),
+    /// Another payload was published under the same tenant, type and deduplication key.
+    #[error("another event has this tenant, type and dedupe_key, and another payload")]
+    Conflict,
+    /// The ledger failed. If the error is ambiguous, the event may have been accepted: publish it again.
+    #[error(transparent)]
+    Ledger(#[from] ledger::Error),
+}
+
+/// Accepts one event, and repeats the call for up to five seconds while its outcome is unknown: the event has its id, so
+/// that it is accepted once. An event that an earlier try of this call wrote is [`Accepted::First`].
+///
+/// Cancel-safe: the event is accepted or not.
+///
+/// # Errors
+/// The ledger's error; ambiguous only if the outcome was unknown to the end.
+pub async fn accept<L: Intake + ?Sized>(ledger: &L, event: NewEvent) -> Result<Accepted, ledger::Error> {
+    let (id, give_up) = (event.id, Instant::now() + RETRY_TIMEOUT);
+    let mut pause = Duration::from_millis(10);
+    loop {
+        match ledger.accept(vec![event.clone()]).await {
+            Err(ledger::Error::Store(error))
+                if error.kind() == ErrorKind::Ambiguous && Instant::now() + pause < give_up =>
+            {
+                tokio::time::sleep(pause).await;
+                pause *= 2;
+            }
+            Err(error) => return Err(error),
+            Ok(answers) => {
+                return match answers[..] {
+                    [Accepted::Cached(known)] if known == id => Ok(Accepted::First(id)),
+                    [accepted] => Ok(accepted),
+                    _ => Err(ledger::Error::Refused("the ledger gave no answer for the event".to_owned())),
+                };
+            }
+        }
+    }
+}
+
 impl Publication {
+    /// Publishes the event once for its tenant, type and deduplication key, with the targets that subscribe to its type
+    /// now. See [`accept`].
+    ///
+    /// # Errors
+    /// A member is invalid, another payload has the key, or the ledger failed.
+    pub async fn publish<L: Intake + ?Sized>(
+        self,
+        ledger: &L,
+        secret: &Secret,
+        targets: &Targets,
+    ) -> Result<PublishAnswer, PublishError> {
+        let event = self.into_event(secret, targets, SystemClock.now())?;
+        let targets = event.targets.clone();
+        match accept(ledger, event).await? {
+            Accepted::First(id) => Ok(PublishAnswer::New { id, targets }),
+            Accepted::Cached(id) => Ok(PublishAnswer::Known(id)),
+            Accepted::Conflict | Accepted::Stale => Err(PublishError::Conflict),
+        }
+    }
+
     /// An event with a JSON payload, without a publisher.
     pub fn json(
         event_type: impl Into<String>,
@@ -144,7 +228,70 @@ impl Publication {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use semel::key::KeyId;
+
     use super::*;
+    use crate::ledger::{Answer, Drained, DrainedRun, KeyState};
+
+    /// Accepts an event, and loses its first answers.
+    struct LosesAnswers {
+        lost: u64,
+        calls: AtomicU64,
+    }
+
+    impl Intake for LosesAnswers {
+        fn accept(&self, events: Vec<NewEvent>) -> Answer<'_, Vec<Accepted>> {
+            let call = self.calls.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async move {
+                if call < self.lost {
+                    return Err(semel::store::Error::new(ErrorKind::Ambiguous, "on purpose").into());
+                }
+                let known = |event: NewEvent| match call {
+                    0 => Accepted::First(event.id),
+                    _ => Accepted::Cached(event.id),
+                };
+                Ok(events.into_iter().map(known).collect())
+            })
+        }
+
+        fn find(&self, _: KeyId) -> Answer<'_, KeyState> {
+            unreachable!("nobody asks")
+        }
+
+        fn drain(&self, _: Vec<DrainedRun>) -> Answer<'_, Vec<Drained>> {
+            unreachable!("nothing is drained")
+        }
+    }
+
+    async fn publish(lost: u64) -> (Result<PublishAnswer, PublishError>, u64) {
+        let ledger = LosesAnswers { lost, calls: AtomicU64::new(0) };
+        let published = publication().publish(&ledger, &Secret::from_bytes([3; 32]), &Targets::new()).await;
+        (published, ledger.calls.into_inner())
+    }
+
+    // The caller of the library must not decide what the ledger can: the event has its id.
+    #[tokio::test(start_paused = true)]
+    async fn a_lost_answer_is_asked_for_again() {
+        for lost in [0, 1, 5] {
+            let (published, calls) = publish(lost).await;
+            assert!(matches!(published, Ok(PublishAnswer::New { .. })), "{published:?}");
+            assert_eq!(calls, lost + 1);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outcome_that_stays_unknown_is_told() {
+        let start = Instant::now();
+        match publish(u64::MAX).await {
+            (Err(PublishError::Ledger(ledger::Error::Store(error))), calls) => {
+                assert_eq!((error.kind(), calls > 5), (ErrorKind::Ambiguous, true));
+                assert!(start.elapsed() <= RETRY_TIMEOUT, "{:?}", start.elapsed());
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 
     fn publication() -> Publication {
         Publication::json("order.paid", "order-1", "{}", Origin::Outbox)

@@ -7,6 +7,7 @@
 use semel::time::Timestamp;
 
 use crate::id::{DeliveryId, EventId, JobId, LetterId};
+use crate::names::names;
 
 /// The selection of a job.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -51,24 +52,11 @@ pub enum ReplayMode {
     AsNew,
 }
 
-impl ReplayMode {
-    /// Every mode.
-    pub const ALL: [Self; 3] = [Self::Resume, Self::ReExecute, Self::AsNew];
-
-    /// Its name in the API and the tables.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Resume => "resume",
-            Self::ReExecute => "re-execute",
-            Self::AsNew => "as-new",
-        }
-    }
-
-    /// The mode with this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|mode| mode.as_str() == name)
-    }
-}
+names!(ReplayMode {
+    Resume = "resume",
+    ReExecute = "re-execute",
+    AsNew = "as-new",
+});
 
 /// A new job.
 #[derive(Clone, Debug, PartialEq)]
@@ -122,25 +110,14 @@ pub enum JobState {
     Cancelled,
 }
 
+names!(JobState {
+    Running = "running",
+    Paused = "paused",
+    Done = "done",
+    Cancelled = "cancelled",
+});
+
 impl JobState {
-    /// Every state.
-    pub const ALL: [Self; 4] = [Self::Running, Self::Paused, Self::Done, Self::Cancelled];
-
-    /// Its name in the API and the tables.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Paused => "paused",
-            Self::Done => "done",
-            Self::Cancelled => "cancelled",
-        }
-    }
-
-    /// The state with this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == name)
-    }
-
     /// True if it cannot change any more.
     pub const fn is_over(self) -> bool {
         matches!(self, Self::Done | Self::Cancelled)
@@ -230,36 +207,15 @@ pub enum ItemState {
     Cancelled,
 }
 
-impl ItemState {
-    /// Every state.
-    pub const ALL: [Self; 7] = [
-        Self::Pending,
-        Self::Released,
-        Self::Replayed,
-        Self::SkippedCompleted,
-        Self::SkippedInflight,
-        Self::FailedAgain,
-        Self::Cancelled,
-    ];
-
-    /// Its name in the API and the tables.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Released => "released",
-            Self::Replayed => "replayed",
-            Self::SkippedCompleted => "skipped_completed",
-            Self::SkippedInflight => "skipped_inflight",
-            Self::FailedAgain => "failed_again",
-            Self::Cancelled => "cancelled",
-        }
-    }
-
-    /// The state with this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == name)
-    }
-}
+names!(ItemState {
+    Pending = "pending",
+    Released = "released",
+    Replayed = "replayed",
+    SkippedCompleted = "skipped_completed",
+    SkippedInflight = "skipped_inflight",
+    FailedAgain = "failed_again",
+    Cancelled = "cancelled",
+});
 
 /// One item of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `world` | the state |
+//! | `state` | the ledger, Redis, and the next command of each participant |
 //! | `ledger` | the transactions of the ledger |
 //! | `redis` | the commands on claims, buffer and list of tenants |
 //! | `caller` | a trigger, with and without `?wait=true` |
@@ -40,7 +40,7 @@ mod drainer;
 mod ledger;
 mod property;
 mod redis;
-mod world;
+mod state;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -49,7 +49,7 @@ use stateright::{Model, Property};
 
 pub use self::action::{GateOutcome, RedisFailure, TriggerAction};
 pub use self::property::name;
-pub use self::world::{
+pub use self::state::{
     BufferedEntry, CallerStage, CallerState, ClaimAnswer, ClaimState, ClientStep, DrainerStep, KeyRow,
     LeaseHolder, LeasedRunState, LedgerRun, LedgerState, LookReason, ModelDelivery, RedisState, Resetter,
     RunSet, TenantPart, TriggerRule, TriggerState, TriggerWitness,
@@ -246,7 +246,7 @@ pub enum Milestone {
 impl TriggerModel {
     /// A model with these callers, and one drainer.
     pub fn new(callers: &[ModelTrigger], budget: TriggerBudget) -> Self {
-        assert!(callers.len() <= world::RUNS, "more callers than runs");
+        assert!(callers.len() <= state::RUNS, "more callers than runs");
         Self {
             callers: callers.to_vec(),
             drainers: 1,
@@ -276,7 +276,7 @@ impl TriggerModel {
     /// The same model with this many drainers.
     #[must_use]
     pub fn drainers(mut self, drainers: usize) -> Self {
-        assert!(drainers <= world::DRAINERS, "more drainers than there is room for");
+        assert!(drainers <= state::DRAINERS, "more drainers than there is room for");
         self.drainers = drainers;
         self
     }
@@ -296,8 +296,8 @@ impl TriggerModel {
     }
 
     /// Whether the milestone was reached.
-    pub fn reached(&self, mark: Milestone) -> bool {
-        self.reached.load(Ordering::Relaxed) & (1 << mark as u32) != 0
+    pub fn reached(&self, milestone: Milestone) -> bool {
+        self.reached.load(Ordering::Relaxed) & (1 << milestone as u32) != 0
     }
 
     /// Whether a run has the key.
@@ -306,8 +306,8 @@ impl TriggerModel {
     }
 
     /// Whether Redis failed a caller or lost its data on the way to this state.
-    pub fn redis_failed(&self, world: &TriggerState) -> bool {
-        (world.left.failures, world.left.losses) != (self.budget.failures, self.budget.losses)
+    pub fn redis_failed(&self, state: &TriggerState) -> bool {
+        (state.left.failures, state.left.losses) != (self.budget.failures, self.budget.losses)
     }
 
     fn broken_by(&self, mutant: TriggerMutant) -> bool {
@@ -315,15 +315,15 @@ impl TriggerModel {
     }
 }
 
-/// One step: the world that it changes, and the model it belongs to.
+/// One step: the state that it changes, and the model it belongs to.
 struct ModelStep<'a> {
     model: &'a TriggerModel,
-    world: TriggerState,
+    state: TriggerState,
 }
 
 impl ModelStep<'_> {
-    fn mark(&self, mark: Milestone) {
-        self.model.reached.fetch_or(1 << mark as u32, Ordering::Relaxed);
+    fn reach(&self, milestone: Milestone) {
+        self.model.reached.fetch_or(1 << milestone as u32, Ordering::Relaxed);
     }
 
     fn broken_by(&self, mutant: TriggerMutant) -> bool {
@@ -347,16 +347,16 @@ impl Model for TriggerModel {
         vec![TriggerState::new(self).canonical()]
     }
 
-    fn actions(&self, world: &TriggerState, actions: &mut Vec<TriggerAction>) {
-        action::certain(self, world, actions);
-        action::possible(self, world, actions);
+    fn actions(&self, state: &TriggerState, actions: &mut Vec<TriggerAction>) {
+        action::list_certain(self, state, actions);
+        action::list_possible(self, state, actions);
     }
 
-    fn next_state(&self, world: &TriggerState, action: TriggerAction) -> Option<TriggerState> {
-        let mut step = ModelStep { model: self, world: world.clone() };
-        step.take(action)?;
-        let next = step.world.canonical();
-        (next != *world).then_some(next)
+    fn next_state(&self, state: &TriggerState, action: TriggerAction) -> Option<TriggerState> {
+        let mut step = ModelStep { model: self, state: state.clone() };
+        step.apply(action)?;
+        let next = step.state.canonical();
+        (next != *state).then_some(next)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
@@ -378,12 +378,12 @@ mod tests {
 
     use super::*;
 
-    fn successors(model: &TriggerModel, world: &TriggerState) -> HashSet<TriggerState> {
+    fn successors(model: &TriggerModel, state: &TriggerState) -> HashSet<TriggerState> {
         let mut actions = Vec::new();
-        model.actions(world, &mut actions);
+        model.actions(state, &mut actions);
         let next = actions.into_iter().filter_map(|action| {
-            let mut step = ModelStep { model, world: world.clone() };
-            step.take(action).map(|()| step.world.canonical())
+            let mut step = ModelStep { model, state: state.clone() };
+            step.apply(action).map(|()| step.state.canonical())
         });
         next.collect()
     }
@@ -412,23 +412,23 @@ mod tests {
             let model = TriggerModel::new(&[caller, second, third], budget).drainers(2);
             let model = if walk % 4 < 2 { model.listed() } else { model };
             // Never made canonical: fences and numbers grow.
-            let mut world = TriggerState::new(&model);
+            let mut state = TriggerState::new(&model);
             for _ in 0..50 {
-                let canonical = world.clone().canonical();
+                let canonical = state.clone().canonical();
                 assert_eq!(canonical, canonical.clone().canonical());
-                assert_eq!(successors(&model, &world), successors(&model, &canonical), "{world:#?}");
+                assert_eq!(successors(&model, &state), successors(&model, &canonical), "{state:#?}");
                 compared += 1;
                 let mut actions = Vec::new();
-                model.actions(&world, &mut actions);
+                model.actions(&state, &mut actions);
                 if actions.is_empty() {
                     break;
                 }
                 random =
                     random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let choice = usize::try_from(random >> 33).unwrap() % actions.len();
-                let mut step = ModelStep { model: &model, world: world.clone() };
-                if step.take(actions[choice]).is_some() {
-                    world = step.world;
+                let mut step = ModelStep { model: &model, state: state.clone() };
+                if step.apply(actions[choice]).is_some() {
+                    state = step.state;
                 }
             }
         }

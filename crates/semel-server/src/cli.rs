@@ -6,11 +6,13 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::check::{self, CheckArgs};
+use crate::commands::completions::{self, CompletionsArgs, ManArgs};
 use crate::commands::config::{self, ConfigCommand};
 use crate::commands::demo::{self, DemoArgs};
 use crate::commands::dlq::{self, DlqCommand};
 use crate::commands::drill::{self, DrillArgs};
 use crate::commands::events::{self, EventsCommand};
+use crate::commands::health::{self, HealthArgs};
 use crate::commands::keys::{self, KeysCommand};
 use crate::commands::replay::{self, ReplayArgs};
 use crate::commands::runbook::{self, RunbookArgs};
@@ -61,6 +63,12 @@ enum CliCommand {
     /// Check the config file, print an example, or print its JSON schema
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Ask a running server whether it works; for probes of containers and supervisors
+    Health(HealthArgs),
+    /// Print the completions of a shell
+    Completions(CompletionsArgs),
+    /// Print the manual page, or write one for every command
+    Man(ManArgs),
 }
 
 impl Cli {
@@ -79,6 +87,12 @@ impl Cli {
             CliCommand::Replay(args) => block_on(replay::run(&args)),
             CliCommand::Drill(args) => drill::run(&args),
             CliCommand::Config(command) => config::run(&command),
+            CliCommand::Health(args) => block_on(health::run(&args)),
+            CliCommand::Completions(args) => {
+                completions::completions(&args);
+                Ok(())
+            }
+            CliCommand::Man(args) => completions::man(&args),
         };
         match result {
             Ok(()) => ExitCode::SUCCESS,

@@ -57,6 +57,11 @@ impl AdminClient {
         Self::build(&remote.admin, PeerKind::Server, remote.token.as_deref(), trust)
     }
 
+    /// The server, for messages.
+    pub(crate) fn address(&self) -> &impl std::fmt::Display {
+        &self.server
+    }
+
     /// A client for a server that this process started.
     ///
     /// # Errors

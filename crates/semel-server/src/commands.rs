@@ -1,11 +1,13 @@
 //! The subcommands of the binary: one module of its name for each, with its flags.
 
 pub(crate) mod check;
+pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod dlq;
 pub(crate) mod drill;
 pub(crate) mod events;
+pub(crate) mod health;
 pub(crate) mod keys;
 mod remote;
 pub(crate) mod replay;

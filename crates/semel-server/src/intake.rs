@@ -7,14 +7,14 @@ use anyhow::Context as _;
 use semel::Engine;
 use semel::secret::Secret;
 use semel::store::{self, ErrorKind, RedisClient, RedisStore};
-use semel_pipeline::buffer::{Buffer, Depth};
-use semel_pipeline::drainer::{DrainCounters, DrainPace, Drainer};
-use semel_pipeline::gate::Gate;
 use semel_pipeline::ledger::Ledger;
 use semel_pipeline::replayer::Replayer;
 use semel_pipeline::source::{Pump, RedisStream, SourceCounters};
 use semel_pipeline::target::TargetRegistry;
-use semel_pipeline::trigger::{Burst, Triggers};
+use semel_triggers::buffer::{Buffer, Depth};
+use semel_triggers::drainer::{DrainCounters, DrainPace, Drainer};
+use semel_triggers::gate::Gate;
+use semel_triggers::trigger::{Burst, Triggers};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -79,7 +79,7 @@ impl RunningIntake {
             }
             Err(error) if is_unreachable(&error) => {
                 tracing::warn!(target: "semel", error = format!("{error:#}"), "triggers go to the ledger until Redis answers");
-                let triggers = Arc::new(triggers(None)?.await_bursts());
+                let triggers = Arc::new(triggers(None)?.with_burst_pending());
                 let settings = (gate.clone(), Arc::clone(secret), Arc::clone(&claims));
                 tasks.push(tokio::spawn(later(settings, Arc::clone(&triggers), drainers)));
                 triggers
@@ -191,7 +191,7 @@ async fn later(
             }
         }
     };
-    triggers.begin_bursts(burst.clone());
+    triggers.set_burst(burst.clone());
     for drainer in drainers.start(&burst) {
         // They end when they are told to.
         let _ = drainer.await;

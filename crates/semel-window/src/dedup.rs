@@ -3,27 +3,26 @@
 use std::fmt;
 
 use super::WindowKey;
-use super::seed::{Seed, Sketch};
-use super::table::{Place, WindowTable};
+use super::seed::{HashedKey, Seed};
+use super::table::{TablePosition, WindowTable};
 use parking_lot::Mutex;
 
-/// How many keys a window holds unless told otherwise.
+/// The default capacity of a window.
 pub const DEFAULT_CAPACITY: usize = 100_000;
 
-/// The largest capacity a window can be given.
+/// The largest capacity of a window.
 pub const MAX_CAPACITY: usize = 1 << 30;
 
 /// Remembers the last `capacity` keys that were recorded, exactly.
 ///
-/// The oldest *recorded* key leaves first; seeing a key again does not renew it. Nothing is sampled and
-/// nothing is approximate: a repeat inside the window is never taken for new, and a key that is not in the
-/// window is never taken for a repeat.
+/// The oldest *recorded* key leaves first; a duplicate does not renew its key. The answer is exact: a duplicate inside
+/// the window is never reported as new, and a key that is not in the window is never reported as a duplicate.
 ///
-/// A key costs 34 bytes, all allocated when the window is made. Checking costs the same whether the window is
-/// empty or full. Any thread may call it: a repeat is answered without a lock, a new key takes one short lock.
+/// A key costs 34 bytes; a window allocates all its memory at the start. A check costs the same in an empty and in a
+/// full window. Any thread may call it: a duplicate needs no lock, a new key one short lock.
 ///
-/// The window lives in memory and starts empty; what must survive a restart or an eviction is the business of
-/// the marks of a [`Receiver`](super::Receiver).
+/// The window is in memory and starts empty. The marks of a [`Receiver`](super::Receiver) survive restarts and
+/// evictions.
 ///
 /// ```
 /// use semel_window::{Window, WindowKey};
@@ -41,45 +40,45 @@ pub struct Window {
     capacity: usize,
     table: WindowTable,
     /// The only lock. Every write to `table` holds it.
-    order: Mutex<Order>,
+    order: Mutex<RecordingOrder>,
 }
 
-/// In which order the held keys were recorded.
-struct Order {
-    /// Where each stands in the table, in a ring. When it is full, the slot for the next is that of the oldest.
-    places: Box<[Place]>,
+/// The order in which the held keys were recorded.
+struct RecordingOrder {
+    /// The positions of the keys in the table, as a ring. In a full ring the next slot is that of the oldest key.
+    places: Box<[TablePosition]>,
     /// The slot for the next key.
     next: usize,
-    /// How many slots before that one are in use.
+    /// The number of used slots before it.
     len: usize,
 }
 
-/// What became of a key that was to be forgotten.
+/// The result of [`Window::forget`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ForgetResult {
-    /// It was in the window and has been taken out.
+    /// The key was in the window and is removed.
     TakenBack,
-    /// It was not in the window: never recorded, or out already.
+    /// The key was not in the window: never recorded, or already evicted.
     NotHeld,
 }
 
-/// Why a window could not be made.
+/// Why a window could not be created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WindowError {
-    /// A window of nothing would take every repeat for new.
+    /// A window without capacity would report every duplicate as new.
     #[error("a window's capacity must be at least 1: with 0 it would take every repeat for new")]
     ZeroCapacity,
-    /// The capacity is above [`MAX_CAPACITY`], or memory for it cannot be had.
+    /// The capacity is above [`MAX_CAPACITY`], or there is not enough memory.
     #[error("no memory for a window of {capacity} keys (34 bytes each, at most {MAX_CAPACITY} keys)")]
     TooLarge {
-        /// The capacity that was asked for.
+        /// The requested capacity.
         capacity: usize,
     },
 }
 
 impl Window {
-    /// Makes an empty window that holds `capacity` keys. [`DEFAULT_CAPACITY`] is a good start.
+    /// Creates an empty window for `capacity` keys. [`DEFAULT_CAPACITY`] is a good start.
     ///
     /// # Errors
     /// [`WindowError::ZeroCapacity`] for zero, [`WindowError::TooLarge`] if memory cannot hold it.
@@ -94,24 +93,24 @@ impl Window {
         if capacity > MAX_CAPACITY {
             return Err(WindowError::TooLarge { capacity });
         }
-        let order = Order { places: super::allocate(capacity, capacity)?, next: 0, len: 0 };
+        let order = RecordingOrder { places: super::allocate(capacity, capacity)?, next: 0, len: 0 };
         Ok(Self { capacity, table: WindowTable::new(capacity, seed)?, order: Mutex::new(order) })
     }
 
     /// Records `key` unless it is in the window: `true` the first time, `false` after that.
     ///
-    /// When the window is full, recording a new key lets the oldest one out. Of any number of threads that
-    /// bring the same key at once, exactly one gets `true`.
+    /// A new key evicts the oldest one if the window is full. If several threads record the same key at once, exactly
+    /// one gets `true`.
     #[must_use = "the answer says whether the operation is new"]
     pub fn check_and_record(&self, key: WindowKey) -> bool {
-        let key = self.table.sketch(key);
+        let key = self.table.hash_key(key);
         self.table.find(&key).is_none() && self.record(&key)
     }
 
-    /// Whether `key` is in the window. Changes nothing.
+    /// True if `key` is in the window.
     #[must_use]
     pub fn contains(&self, key: WindowKey) -> bool {
-        let key = self.table.sketch(key);
+        let key = self.table.hash_key(key);
         if self.table.find(&key).is_some() {
             return true;
         }
@@ -119,47 +118,47 @@ impl Window {
         self.table.find(&key).is_some()
     }
 
-    /// Takes a key out, as if it had not been recorded: for an operation whose apply failed.
+    /// Removes a key, as if it had not been recorded: for an operation that could not be applied.
     ///
-    /// The room it leaves is room for the next key, which then lets nobody out. A key that had left to make
-    /// room for this one does not come back. Forgetting the newest key costs no more than checking; an older
-    /// one costs a step (about a nanosecond) for each key recorded since.
+    /// The next key uses its slot and evicts no other key. The key that was evicted for this one does not return.
+    /// Removing the newest key costs no more than a check; an older one costs a step (about a nanosecond) for each
+    /// key recorded since.
     pub fn forget(&self, key: WindowKey) -> ForgetResult {
-        let key = self.table.sketch(key);
+        let key = self.table.hash_key(key);
         let mut order = self.order.lock();
         let Some(place) = self.table.find(&key) else { return ForgetResult::NotHeld };
         self.table.remove(place);
-        order.take_out(place);
+        order.remove(place);
         ForgetResult::TakenBack
     }
 
-    /// How many keys are in the window now.
+    /// Number of keys in the window.
     #[must_use]
     pub fn len(&self) -> usize {
         self.order.lock().len
     }
 
-    /// Whether no key is in the window.
+    /// True if the window has no keys.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many keys the window holds when it is full.
+    /// Number of keys in a full window.
     #[must_use]
     pub const fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Bytes the window occupies, all of which it holds from the start.
+    /// The memory of the window in bytes, constant from the start.
     #[must_use]
     pub fn memory(&self) -> usize {
-        size_of::<Self>() + self.table.memory() + self.capacity * size_of::<Place>()
+        size_of::<Self>() + self.table.memory() + self.capacity * size_of::<TablePosition>()
     }
 
-    /// Records a key that did not seem to be held, unless it is after all.
+    /// Records a key that was not found without the lock, unless another thread has recorded it since.
     #[inline]
-    fn record(&self, key: &Sketch) -> bool {
+    fn record(&self, key: &HashedKey) -> bool {
         let mut order = self.order.lock();
         if self.table.find(key).is_some() {
             return false;
@@ -172,10 +171,10 @@ impl Window {
     }
 }
 
-impl Order {
-    /// Lets the oldest go if there is no slot for another.
+impl RecordingOrder {
+    /// Removes the oldest key from a full ring, and returns its position.
     #[inline]
-    fn make_room(&mut self) -> Option<Place> {
+    fn make_room(&mut self) -> Option<TablePosition> {
         if self.len < self.places.len() {
             return None;
         }
@@ -183,16 +182,16 @@ impl Order {
         Some(self.places[self.next])
     }
 
-    /// Puts the newest into the ring. There must be room.
+    /// Adds the newest key. The ring must not be full.
     #[inline]
-    fn push(&mut self, place: Place) {
+    fn push(&mut self, place: TablePosition) {
         self.places[self.next] = place;
         self.next = if self.next + 1 == self.places.len() { 0 } else { self.next + 1 };
         self.len += 1;
     }
 
-    /// Takes out one that is in the ring, and moves those recorded since up by one.
-    fn take_out(&mut self, place: Place) {
+    /// Removes a key of the ring, and moves the later ones by one slot.
+    fn remove(&mut self, place: TablePosition) {
         self.next = self.before(self.next);
         self.len -= 1;
         let mut slot = self.next;

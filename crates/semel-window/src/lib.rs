@@ -15,7 +15,7 @@ pub use receiver::{Joined, ReceiveError, Received, Receiver, ReceiverBuilder, Re
 pub use semel::store::{MarkId, MarkStore};
 pub use session_key::WindowKey;
 
-/// A boxed slice of `count` fresh values; a size that memory cannot hold is an error, not an abort.
+/// Allocates `count` default values. Too little memory is an error, not an abort.
 fn allocate<T: Default>(count: usize, capacity: usize) -> Result<Box<[T]>, WindowError> {
     let mut values = Vec::new();
     values.try_reserve_exact(count).map_err(|_| WindowError::TooLarge { capacity })?;

@@ -10,21 +10,21 @@ use parking_lot::Mutex;
 /// Sessions are spread over this many locks.
 const SHARDS: usize = 16;
 
-/// The sequence number a session starts with, unless told otherwise. Only [`Gaps::Strict`] needs to know.
+/// The default first sequence number of a session, for [`Gaps::Strict`].
 pub(super) const DEFAULT_FIRST: u64 = 1;
 
-/// Whether a session may leave out sequence numbers.
+/// Whether a session may skip sequence numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gaps {
-    /// Only the number after the mark is accepted. Nothing is skipped; what arrives early is refused and must
-    /// be sent again in its turn.
+    /// Only the number after the mark is accepted. A number that arrives early is refused and must be sent again in
+    /// its turn.
     Strict,
-    /// Any number above the mark is accepted. A number that was skipped and arrives later is at or below the
-    /// mark, so it is refused: lenient forgives loss, not reordering.
+    /// Any number above the mark is accepted. A skipped number that arrives later is below the mark and is refused:
+    /// lenient allows loss, not reordering.
     Lenient,
 }
 
-/// What the marks say of a sequence number.
+/// The answer of the marks to a sequence number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Advance {
     /// It is above the mark and may be applied.
@@ -36,14 +36,14 @@ pub enum Advance {
     },
     /// It came before its turn ([`Gaps::Strict`] only). The mark did not move.
     OutOfOrder {
-        /// The number whose turn it is.
+        /// The expected number.
         expected: u64,
-        /// The number that came.
+        /// The number that was received.
         got: u64,
     },
 }
 
-/// A number that was accepted, and where the mark stood before: what [`Marks::take_back`] needs.
+/// An accepted number and the mark before it, for [`Marks::take_back`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AcceptedMark {
     sequence: u64,
@@ -51,7 +51,7 @@ pub struct AcceptedMark {
 }
 
 impl AcceptedMark {
-    /// The number that was accepted.
+    /// The accepted number.
     #[must_use]
     pub const fn sequence(self) -> u64 {
         self.sequence
@@ -59,8 +59,8 @@ impl AcceptedMark {
 }
 
 impl Gaps {
-    /// The rule itself: what a mark (if there is one) says of `sequence`, where sessions start at `first`.
-    pub(super) fn judge(self, mark: Option<u64>, first: u64, sequence: u64) -> Advance {
+    /// The rule: compares `sequence` with the mark, or with `first` in a session without a mark.
+    pub(super) fn check(self, mark: Option<u64>, first: u64, sequence: u64) -> Advance {
         let expected = match mark {
             Some(mark) if sequence <= mark => return Advance::AtOrBelow { mark },
             Some(mark) => mark + 1, // a mark below some number is below u64::MAX
@@ -75,12 +75,11 @@ impl Gaps {
 
 /// The highest sequence number of each session, in memory.
 ///
-/// A number at or below a session's mark is never accepted again, however long ago it was seen. So no mark is
-/// ever dropped to save room: a session costs its id, a number and a map entry (some 100 bytes) until
-/// [`retire`](Self::retire) is called for it. Call that when a session cannot send any more, for example when
-/// its id will not be used again.
+/// A number at or below a session's mark is never accepted again. Marks are therefore never evicted: a session costs
+/// about 100 bytes until [`retire`](Self::retire) is called for it. Call that when a session has ended and its id
+/// will not be used again.
 ///
-/// Marks here do not survive a restart; a [`Receiver`](super::Receiver) keeps them in a store.
+/// These marks do not survive a restart; a [`Receiver`](super::Receiver) stores its marks.
 ///
 /// ```
 /// use semel_window::{Advance, Gaps, Marks};
@@ -98,34 +97,34 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Makes marks without sessions. Under [`Gaps::Strict`] a session starts with number 1.
+    /// Creates marks without sessions. Under [`Gaps::Strict`] a session starts with number 1.
     #[must_use]
     pub fn new(gaps: Gaps) -> Self {
         Self { gaps, first: DEFAULT_FIRST, spread: RandomState::new(), shards: Default::default() }
     }
 
-    /// Lets sessions start with `first` instead of 1. Only [`Gaps::Strict`] looks at it.
+    /// Sessions start with `first` instead of 1. Only [`Gaps::Strict`] uses it.
     #[must_use]
     pub fn starting_at(self, first: u64) -> Self {
         Self { first, ..self }
     }
 
-    /// Judges `sequence` and, if it is accepted, raises the session's mark to it, in one step: of two threads
-    /// with the same number one is accepted.
+    /// Checks `sequence` and, if it is accepted, raises the session's mark to it, in one step: of two threads with
+    /// the same number, one is accepted.
     #[must_use = "only an accepted number may be applied"]
     pub fn advance(&self, session: &[u8], sequence: u64) -> Advance {
         let mut marks = self.shard(session).lock();
-        let advance = self.gaps.judge(marks.get(session).copied(), self.first, sequence);
+        let advance = self.gaps.check(marks.get(session).copied(), self.first, sequence);
         if let Advance::Accepted(_) = advance {
             marks.insert(session.into(), sequence);
         }
         advance
     }
 
-    /// Puts the mark back to where it stood before `accepted`, because applying it failed.
+    /// Restores the mark from before `accepted`, because the operation could not be applied.
     ///
-    /// Nothing happens if the mark has moved since: then a higher number has been accepted, and lowering the
-    /// mark would let that one be applied twice. Finish one number of a session before the next.
+    /// Does nothing if a higher number was accepted since: a lower mark would let that number be applied twice. Finish
+    /// one number of a session before the next.
     pub fn take_back(&self, session: &[u8], accepted: AcceptedMark) {
         let mut marks = self.shard(session).lock();
         if marks.get(session) == Some(&accepted.sequence) {
@@ -157,13 +156,13 @@ impl Marks {
         self.shard(session).lock().remove(session)
     }
 
-    /// How many sessions have a mark.
+    /// Number of sessions with a mark.
     #[must_use]
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 
-    /// Whether no session has a mark.
+    /// True if no session has a mark.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -175,7 +174,7 @@ impl Marks {
 }
 
 impl fmt::Debug for Marks {
-    /// Leaves the session ids out; they may be secrets.
+    /// Omits the session ids, which may be secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { gaps, first, spread: _, shards: _ } = self;
         f.debug_struct("Marks")

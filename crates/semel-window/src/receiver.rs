@@ -7,30 +7,30 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use self::builder::ReceiverBuilder;
-use self::session::{MarkKnowledge, Session, Sessions};
+use self::session::{MarkWriter, Session, Sessions};
 use super::marks::{Advance, Gaps};
 use super::{ForgetResult, Window, WindowKey};
-use semel::engine::block_on::block_on;
+use semel::block_on::block_on;
 use semel::store::{self, MarkId, MarkStore};
 
 /// Applies each operation of each session once, in the order of its sequence numbers.
 ///
-/// Two layers stand before the apply function: the session's high-water mark, kept in a store, and a
-/// [`Window`] of the keys that were applied last. An operation that either of them knows is not applied.
+/// Two layers protect the apply function: the session's high-water mark, in a store, and a [`Window`] of the keys that
+/// were applied last. An operation that one of them knows is not applied.
 ///
-/// # What is promised
+/// # Guarantees
 /// - Operations of one session are applied one at a time; those of different sessions do not wait for each
 ///   other.
-/// - A failed apply leaves nothing behind: mark and window are as before, and the operation may come again.
-/// - The mark survives a restart. [`receive`](Self::receive) raises it *after* the apply function returned, so
-///   a crash between the two lets that one operation be applied again: at least once after a crash, once
-///   otherwise. Where the apply function can commit the mark in its own transaction,
-///   [`receive_joined`](Self::receive_joined) makes that once, crash or not.
-/// - A session belongs to one receiver at a time. When it moves here from another process while this receiver
-///   has served it before, call [`reload`](Self::reload) first.
+/// - After a failed apply, mark and window are as before, and the operation can be sent again.
+/// - The mark survives a restart. [`receive`](Self::receive) raises it *after* the apply function returned. After a
+///   crash between the two, that one operation is applied again: at least once after a crash, exactly once
+///   otherwise. If the apply function commits the mark in its own transaction,
+///   [`receive_joined`](Self::receive_joined) applies it exactly once, even after a crash.
+/// - A session belongs to one receiver at a time. If it returns from another process, call [`reload`](Self::reload)
+///   first.
 ///
-/// Marks are never forgotten, so a session id is used once and not again for another session. Sessions that
-/// are idle leave memory and are read from the store when they come back.
+/// Marks are never removed, so an id must not be reused for another session. Idle sessions leave memory and are read
+/// from the store when they return.
 ///
 /// ```
 /// use semel::store::MemoryStore;
@@ -62,28 +62,27 @@ pub struct Receiver {
     sessions: Sessions,
 }
 
-/// What became of an operation.
+/// The result of an operation.
 #[derive(Debug)]
 #[must_use = "a gap must be sent again; a duplicate was not applied"]
 pub enum Received<T> {
-    /// It was applied, and its mark is kept.
+    /// It was applied, and its mark is stored.
     Applied(T),
-    /// It was applied, but the store could not keep its mark. This receiver will not apply it again and
-    /// raises the mark before it does anything else for the session; a crash before that lets it be applied
-    /// once more.
+    /// It was applied, but its mark could not be stored. This receiver does not apply it again, and raises the mark
+    /// before the next operation of the session. After a crash before that, it is applied once more.
     AppliedUnmarked {
-        /// What the apply function returned.
+        /// The value of the apply function.
         value: T,
-        /// Why the mark was not kept.
+        /// Why the mark was not stored.
         error: store::Error,
     },
-    /// It was not applied, because it has been before.
+    /// It was not applied, because it was applied before.
     Duplicate(RefusedBy),
-    /// It was not applied, because others come before it ([`Gaps::Strict`] only).
+    /// It was not applied, because an earlier number is missing ([`Gaps::Strict`] only).
     Gap {
-        /// The sequence number whose turn it is.
+        /// The expected sequence number.
         expected: u64,
-        /// The one that came.
+        /// The received one.
         got: u64,
     },
 }
@@ -97,51 +96,51 @@ pub enum RefusedBy {
         /// The session's mark.
         mark: u64,
     },
-    /// The window holds its key: this receiver applied it, and the store has lost the mark since.
+    /// The window has its key: this receiver applied it, and the store has lost the mark since.
     Window,
 }
 
-/// What the apply function of [`Receiver::receive_joined`] did about the mark.
+/// Whether the apply function of [`Receiver::receive_joined`] raised the mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Joined<T> {
-    /// The mark was raised in the transaction that made the effect, and both are committed.
+    /// The mark was raised in the transaction of the effect, and both are committed.
     Marked(T),
-    /// The mark was not touched; the receiver raises it now.
+    /// The mark was not raised; the receiver raises it now.
     Unmarked(T),
 }
 
-/// Why an operation was not applied although it should have been.
+/// Why an operation could not be applied.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReceiveError<E> {
     /// The apply function failed. Mark and window are as before.
     #[error("the operation could not be applied")]
     Apply(#[source] E),
-    /// The session's mark could not be read, or one that was still owed could not be kept. The apply function
-    /// was not called.
+    /// The session's mark could not be read, or an unsaved one could not be stored. The apply function was not
+    /// called.
     #[error("the session's mark could not be read or kept: {0}")]
     Store(#[from] store::Error),
 }
 
 impl Receiver {
-    /// Starts to build a receiver that keeps its marks in `store`.
+    /// Builds a receiver that stores its marks in `store`.
     pub fn builder(store: impl MarkStore, gaps: Gaps) -> ReceiverBuilder {
         ReceiverBuilder::new(Arc::new(store), gaps)
     }
 
-    /// The same, over a store that others use too.
+    /// As [`builder`](Self::builder), over a shared store.
     pub fn over(store: Arc<dyn MarkStore>, gaps: Gaps) -> ReceiverBuilder {
         ReceiverBuilder::new(store, gaps)
     }
 
-    /// Applies `operation`, number `sequence` of `session`, unless that has been done.
+    /// Applies `operation`, number `sequence` of `session`, unless it was applied before.
     ///
     /// The mark is raised after `apply` has returned.
     ///
     /// # Cancellation
-    /// If the future is dropped while `apply` runs, the operation counts as not applied and will be applied when
-    /// it comes again. Dropped later, it counts as applied, and the mark is raised by the next call for the
-    /// session.
+    /// If the future is dropped while `apply` runs, the operation counts as not applied, and is applied when it is
+    /// sent again. If it is dropped later, the operation counts as applied, and the next call for the session raises
+    /// the mark.
     ///
     /// # Errors
     /// [`ReceiveError::Apply`] if `apply` failed, [`ReceiveError::Store`] if it was not called because the
@@ -158,16 +157,15 @@ impl Receiver {
         Fut: Future<Output = Result<T, E>>,
     {
         let joined = async |_| apply().await.map(Joined::Unmarked);
-        self.pass(session, sequence, operation, MarkKnowledge::Stays, joined).await
+        self.receive_with(session, sequence, operation, MarkWriter::Receiver, joined).await
     }
 
     /// [`receive`](Self::receive) for an apply function that commits the mark with its effect, in one
     /// transaction.
     ///
-    /// `apply` gets the mark's id; raising that mark to `sequence` in the store this receiver reads is its part.
-    /// It says with [`Joined`] whether it did. The session's mark is read from the store at first sight, and
-    /// again after an apply that failed or was cancelled, since its transaction may have been committed all the
-    /// same.
+    /// `apply` gets the mark's id, raises that mark to `sequence` in the store of this receiver, and reports with
+    /// [`Joined`] whether it did. After a failed or cancelled apply, the receiver reads the mark again, because the
+    /// transaction may have been committed.
     ///
     /// # Errors
     /// As [`receive`](Self::receive).
@@ -182,7 +180,7 @@ impl Receiver {
         F: FnOnce(MarkId) -> Fut,
         Fut: Future<Output = Result<Joined<T>, E>>,
     {
-        self.pass(session, sequence, operation, MarkKnowledge::Unsure, apply).await
+        self.receive_with(session, sequence, operation, MarkWriter::Apply, apply).await
     }
 
     /// [`receive`](Self::receive) for callers that block. `apply` runs on the calling thread.
@@ -208,26 +206,26 @@ impl Receiver {
     /// If the store cannot be read.
     pub async fn mark(&self, session: &[u8]) -> Result<Option<u64>, store::Error> {
         let session = self.session(session);
-        let mut state = session.lock().await;
-        state.load(&*self.store, session.id()).await
+        let mut turn = session.lock().await;
+        turn.load(&*self.store, session.id()).await
     }
 
-    /// Lets the next call for `session` read its mark from the store again: for a session that another process
-    /// has served in the meantime.
+    /// The next call for `session` reads its mark from the store again. For a session that another process has served
+    /// in the meantime.
     pub async fn reload(&self, session: &[u8]) {
-        self.session(session).lock().await.doubt();
+        self.session(session).lock().await.invalidate();
     }
 
-    /// The id under which a session's mark is kept.
+    /// The id of a session's mark in the store.
     #[must_use]
     pub fn mark_id(&self, session: &[u8]) -> MarkId {
         let Some(name) = &self.name else { return MarkId::of_session(session) };
-        // The length keeps "ab" + "c" apart from "a" + "bc".
+        // The length distinguishes "ab" + "c" from "a" + "bc".
         let length = (name.len() as u64).to_le_bytes();
         MarkId::of_session(&[&length, name.as_bytes(), session].concat())
     }
 
-    /// The window in front, to look at.
+    /// The window.
     #[must_use]
     pub fn window(&self) -> &Window {
         &self.window
@@ -237,12 +235,12 @@ impl Receiver {
         self.sessions.get(self.mark_id(session))
     }
 
-    async fn pass<T, E, F, Fut>(
+    async fn receive_with<T, E, F, Fut>(
         &self,
         session: &[u8],
         sequence: u64,
         operation: &[u8],
-        meanwhile: MarkKnowledge,
+        mark_writer: MarkWriter,
         apply: F,
     ) -> Result<Received<T>, ReceiveError<E>>
     where
@@ -250,13 +248,13 @@ impl Receiver {
         Fut: Future<Output = Result<Joined<T>, E>>,
     {
         let session = self.session(session);
-        // What is behind a mark that is kept needs no turn: it is answered while another number is applied.
-        if let Some(mark) = session.kept_mark().filter(|mark| sequence <= *mark) {
+        // A duplicate below a stored mark is answered while another number is applied.
+        if let Some(mark) = session.stored_mark().filter(|mark| sequence <= *mark) {
             return Ok(Received::Duplicate(RefusedBy::Mark { mark }));
         }
-        let mut state = session.lock().await;
-        let mark = state.load(&*self.store, session.id()).await?;
-        match self.gaps.judge(mark, self.first, sequence) {
+        let mut turn = session.lock().await;
+        let mark = turn.load(&*self.store, session.id()).await?;
+        match self.gaps.check(mark, self.first, sequence) {
             Advance::Accepted(_) => {}
             Advance::AtOrBelow { mark } => return Ok(Received::Duplicate(RefusedBy::Mark { mark })),
             Advance::OutOfOrder { expected, got } => return Ok(Received::Gap { expected, got }),
@@ -264,22 +262,22 @@ impl Receiver {
         // The id stands for the session because all ids have one length: see `WindowKey`.
         let key = WindowKey::derive(session.id().as_bytes(), sequence, operation);
         if !self.window.check_and_record(key) {
-            // Only what was applied is in the window once the session is locked. So the mark is what is wrong.
-            state.raise(&*self.store, session.id(), sequence).await?;
+            // While the session is locked, the window has only applied operations: the store has lost the mark.
+            turn.raise(&*self.store, session.id(), sequence).await?;
             return Ok(Received::Duplicate(RefusedBy::Window));
         }
         let entry = WindowEntry { window: &self.window, key: Some(key) };
-        if meanwhile == MarkKnowledge::Unsure {
-            state.doubt();
+        if mark_writer == MarkWriter::Apply {
+            turn.invalidate();
         }
         let joined = apply(session.id()).await.map_err(ReceiveError::Apply)?;
         entry.keep();
         match joined {
             Joined::Marked(value) => {
-                state.committed(sequence);
+                turn.set_stored(Some(sequence));
                 Ok(Received::Applied(value))
             }
-            Joined::Unmarked(value) => match state.raise(&*self.store, session.id(), sequence).await {
+            Joined::Unmarked(value) => match turn.raise(&*self.store, session.id(), sequence).await {
                 Ok(()) => Ok(Received::Applied(value)),
                 Err(error) => Ok(Received::AppliedUnmarked { value, error }),
             },
@@ -288,7 +286,7 @@ impl Receiver {
 }
 
 impl fmt::Debug for Receiver {
-    /// Leaves the session ids out; they may be secrets.
+    /// Omits the session ids, which may be secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { store, gaps, first: _, name, window, sessions } = self;
         f.debug_struct("Receiver")
@@ -301,8 +299,8 @@ impl fmt::Debug for Receiver {
     }
 }
 
-/// A key in the window whose operation is being applied. Unless it is kept, it is taken back when dropped: after
-/// an error, a panic, or a caller that went away.
+/// A key in the window whose operation is being applied. Dropped without `keep`, it leaves the window: after an error,
+/// a panic or a cancellation.
 struct WindowEntry<'a> {
     window: &'a Window,
     key: Option<WindowKey>,
@@ -317,7 +315,7 @@ impl WindowEntry<'_> {
 impl Drop for WindowEntry<'_> {
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            // In a small window others may have pushed it out already.
+            // A small window may have evicted it already.
             let (ForgetResult::TakenBack | ForgetResult::NotHeld) = self.window.forget(key);
         }
     }

@@ -8,9 +8,9 @@ use std::fmt;
 /// a little-endian `u64`, and the operation's bytes, with nothing between them. Any implementation of BLAKE3
 /// gives the same key, so two ends of a link can agree on it without this library.
 ///
-/// There are no length prefixes. Session ids of *different* lengths can therefore be chosen so that two
-/// different triples have the same bytes. Where a stranger chooses session ids, give ids of one length (a
-/// UUID, a hash); a [`Receiver`](super::Receiver) does that for you.
+/// There are no length prefixes, so two triples with session ids of *different* lengths can have the same bytes. If
+/// session ids are untrusted, use ids of one length (a UUID, a hash); a [`Receiver`](super::Receiver) does that for
+/// you.
 ///
 /// ```
 /// use semel_window::WindowKey;
@@ -42,7 +42,7 @@ impl WindowKey {
 }
 
 impl From<u128> for WindowKey {
-    /// Takes a number as a key: for callers who derive their keys in another way. It need not look random.
+    /// Uses a number as a key, for callers that derive keys in another way. It need not be random.
     fn from(key: u128) -> Self {
         Self(key)
     }

@@ -1,21 +1,21 @@
 //! Which keys are held: buckets of seven cells, the tags of a bucket in one word.
 //!
-//! Seven bytes of a bucket's word are the tags of its cells (zero where a cell is free); the eighth counts the
-//! keys that found the bucket full and went on to the next one. So one load tells nearly always whether a key
-//! is here, elsewhere or nowhere, and the words of 100,000 keys fit into a core's own cache. A key never moves
-//! while it is held: there are no tombstones and no rehashing, and its [`Place`] stays good until it is removed.
+//! Seven bytes of a bucket's word are the tags of its cells, zero for a free cell. The eighth counts the keys that found
+//! the bucket full and moved on to the next one. One load therefore nearly always shows whether a key is here,
+//! elsewhere or missing, and the words of 100,000 keys fit into a core's own cache. A key never moves: there are no
+//! tombstones and no rehashing, and its [`TablePosition`] is valid until it is removed.
 //!
-//! Only one thread at a time may write; the window's lock sees to that. [`WindowTable::find`] may run beside it.
+//! Only one thread at a time may write, under the window's lock. [`WindowTable::find`] may run concurrently.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::seed::{Seed, Sketch};
+use super::seed::{HashedKey, Seed};
 use super::{WindowError, WindowKey};
 
 /// Cells of a bucket.
 const CELLS: usize = 7;
 
-/// Keys for which one bucket is made: at four in seven, two keys in a hundred lie outside their home.
+/// Capacity per bucket: with four keys for seven cells, two keys in a hundred are outside their home.
 const KEYS_PER_BUCKET: usize = 4;
 
 /// One in every byte.
@@ -27,24 +27,24 @@ const LOWER_BITS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
 /// The upper bit of every byte that is a tag.
 const TAG_BITS: u64 = 0x0080_8080_8080_8080;
 
-/// Where in the word the overflow count begins.
+/// The first bit of the overflow count in the word.
 const OVERFLOW: u32 = 56;
 
-/// An overflow count that has reached this is not exact any more, and stays.
-const MANY: u64 = 0xff;
+/// An overflow count that has reached this is no longer exact, and stays.
+const OVERFLOW_MAX: u64 = 0xff;
 
-/// Where a held key stands: bucket, cell, and whether that bucket is not its home.
+/// The position of a key: bucket, cell, and whether the bucket is not its home.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Place(u32);
+pub(super) struct TablePosition(u32);
 
 pub(super) struct WindowTable {
     seed: Seed,
     words: Box<[AtomicU64]>,
-    /// The halves of each key ([`Sketch::halves`]), cell by cell.
+    /// The halves of each key ([`HashedKey::halves`]), cell by cell.
     keys: Box<[[AtomicU64; 2]]>,
 }
 
-impl Place {
+impl TablePosition {
     #[inline]
     fn new(bucket: usize, cell: usize, home: usize) -> Self {
         Self((bucket as u32) << 4 | u32::from(bucket != home) << 3 | cell as u32)
@@ -67,30 +67,30 @@ impl Place {
 }
 
 impl WindowTable {
-    /// Makes room for `capacity` keys.
+    /// Allocates a table for `capacity` keys.
     pub(super) fn new(capacity: usize, seed: Seed) -> Result<Self, WindowError> {
         let buckets = capacity.div_ceil(KEYS_PER_BUCKET);
         let cells = buckets.checked_mul(CELLS).ok_or(WindowError::TooLarge { capacity })?;
         Ok(Self { seed, words: super::allocate(buckets, capacity)?, keys: super::allocate(cells, capacity)? })
     }
 
-    /// Bytes held beside the struct itself.
+    /// Allocated bytes, without the struct itself.
     pub(super) fn memory(&self) -> usize {
         size_of_val::<[AtomicU64]>(&self.words) + size_of_val::<[[AtomicU64; 2]]>(&self.keys)
     }
 
-    /// Works out what the other methods need to know of a key.
+    /// Hashes a key for the other methods.
     #[inline]
-    pub(super) fn sketch(&self, key: WindowKey) -> Sketch {
-        self.seed.sketch(key, self.words.len())
+    pub(super) fn hash_key(&self, key: WindowKey) -> HashedKey {
+        self.seed.hash_key(key, self.words.len())
     }
 
-    /// Where the key stands.
+    /// The position of a key.
     ///
-    /// Asked beside a writer, `Some` is right (the key was held during the call) and `None` means "ask again
-    /// under the lock".
+    /// Without the lock, `Some` is right (the key was in the table during the call), and `None` means "ask again under
+    /// the lock".
     #[inline]
-    pub(super) fn find(&self, key: &Sketch) -> Option<Place> {
+    pub(super) fn find(&self, key: &HashedKey) -> Option<TablePosition> {
         let mut bucket = key.home;
         for _ in 0..self.words.len() {
             // Acquire: a thread that sees the tag sees the key.
@@ -99,7 +99,7 @@ impl WindowTable {
             while matches != 0 {
                 let cell = lowest(matches);
                 if self.halves(bucket, cell) == key.halves {
-                    return Some(Place::new(bucket, cell, key.home));
+                    return Some(TablePosition::new(bucket, cell, key.home));
                 }
                 matches &= matches - 1;
             }
@@ -111,9 +111,9 @@ impl WindowTable {
         None
     }
 
-    /// Adds a key that is not held. There must be fewer keys than the capacity.
+    /// Adds a new key. There must be fewer keys than the capacity.
     #[inline]
-    pub(super) fn insert(&self, key: &Sketch) -> Place {
+    pub(super) fn insert(&self, key: &HashedKey) -> TablePosition {
         let mut bucket = key.home;
         loop {
             let word = self.words[bucket].load(Ordering::Relaxed);
@@ -124,47 +124,47 @@ impl WindowTable {
                 low.store(key.halves[0], Ordering::Relaxed);
                 high.store(key.halves[1], Ordering::Relaxed);
                 self.words[bucket].store(word | u64::from(key.tag) << (cell * 8), Ordering::Release);
-                return Place::new(bucket, cell, key.home);
+                return TablePosition::new(bucket, cell, key.home);
             }
-            if word >> OVERFLOW < MANY {
+            if word >> OVERFLOW < OVERFLOW_MAX {
                 self.words[bucket].store(word + (1 << OVERFLOW), Ordering::Release);
             }
             bucket = self.next(bucket);
         }
     }
 
-    /// Takes out the key that stands at `place`.
+    /// Removes the key at `place`.
     #[inline]
-    pub(super) fn remove(&self, place: Place) {
+    pub(super) fn remove(&self, place: TablePosition) {
         let word = &self.words[place.bucket()];
         word.store(word.load(Ordering::Relaxed) & !(0xff << (place.cell() * 8)), Ordering::Release);
         if place.is_displaced() {
-            self.unwind(place);
+            self.uncount_overflow(place);
         }
     }
 
-    /// Counts the key that stood at `place` out of the buckets that it had found full.
+    /// Reduces the overflow counts of the buckets that the key at `place` had found full.
     #[cold]
-    fn unwind(&self, place: Place) {
+    fn uncount_overflow(&self, place: TablePosition) {
         let halves = self.halves(place.bucket(), place.cell());
-        let mut bucket = self.seed.sketch_of(halves, self.words.len()).home;
+        let mut bucket = self.seed.hash_halves(halves, self.words.len()).home;
         while bucket != place.bucket() {
             let word = self.words[bucket].load(Ordering::Relaxed);
-            if word >> OVERFLOW < MANY {
+            if word >> OVERFLOW < OVERFLOW_MAX {
                 self.words[bucket].store(word - (1 << OVERFLOW), Ordering::Release);
             }
             bucket = self.next(bucket);
         }
     }
 
-    /// The longest way of a key from its home, in buckets.
+    /// The longest distance of a key from its home, in buckets.
     #[cfg(test)]
-    pub(super) fn longest_way(&self) -> usize {
+    pub(super) fn longest_displacement(&self) -> usize {
         let cells = (0..self.words.len()).flat_map(|bucket| (0..CELLS).map(move |cell| (bucket, cell)));
         let held = cells
             .filter(|(bucket, cell)| self.words[*bucket].load(Ordering::Relaxed) >> (cell * 8) & 0xff != 0);
         let way = |(bucket, cell)| {
-            let home = self.seed.sketch_of(self.halves(bucket, cell), self.words.len()).home;
+            let home = self.seed.hash_halves(self.halves(bucket, cell), self.words.len()).home;
             (bucket + self.words.len() - home) % self.words.len()
         };
         held.map(way).max().unwrap_or(0)
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn a_place_keeps_its_parts() {
         for (bucket, cell, home) in [(0, 0, 0), (0, 6, 5), (1 << 28, 3, 1 << 28), ((1 << 28) - 1, 6, 0)] {
-            let place = Place::new(bucket, cell, home);
+            let place = TablePosition::new(bucket, cell, home);
             assert_eq!((place.cell(), place.is_displaced()), (cell, bucket != home));
             assert_eq!(place.bucket(), bucket % (1 << 28));
         }

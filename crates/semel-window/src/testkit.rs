@@ -1,4 +1,4 @@
-//! The suite for a [`MarkStore`]: one function for each promise. It panics where the store breaks the promise.
+//! The suite for a [`MarkStore`]: one function per guarantee, which panics if the store breaks it.
 
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -25,10 +25,10 @@ async fn raise(store: &dyn MarkStore, mark: MarkId, value: u64) -> u64 {
     answer.expect("a healthy store answers").expect("a healthy store")
 }
 
-/// A mark rises to the highest value anybody gave, and never goes down; marks are apart from each other.
+/// A mark rises to the highest value that any caller gave, and never goes down. Marks are independent.
 ///
 /// # Panics
-/// Where the store breaks the promise. `handles` are one or more openings of the same data.
+/// The store breaks the guarantee. `handles` are one or more openings of the same data.
 pub async fn marks_never_go_down(handles: &[Arc<dyn MarkStore>]) {
     let (mark, other, store) = (fresh_mark(), fresh_mark(), &*handles[0]);
     assert_eq!(read(store, mark).await, None);
@@ -50,10 +50,10 @@ pub async fn marks_never_go_down(handles: &[Arc<dyn MarkStore>]) {
     }
 }
 
-/// A mark that was acknowledged is there after the store was closed and opened, twice. Not for stores in memory.
+/// An acknowledged mark survives closing and opening the store, twice. Not for stores in memory.
 ///
 /// # Panics
-/// Where the store breaks the promise. `open` opens the same data each time; no other handle is open.
+/// The store breaks the guarantee. `open` opens the same data each time; no other handle is open.
 pub async fn acknowledged_marks_survive(open: impl AsyncFn() -> Arc<dyn MarkStore>) {
     let mark = fresh_mark();
     raise(&*open().await, mark, 41).await;
@@ -62,10 +62,10 @@ pub async fn acknowledged_marks_survive(open: impl AsyncFn() -> Arc<dyn MarkStor
     }
 }
 
-/// Calls that are dropped at any stage leave no lock behind: the store still answers, for the same mark too.
+/// A call that is dropped at any stage leaves no lock behind: the store still answers, also for the same mark.
 ///
 /// # Panics
-/// Where the store breaks the promise.
+/// The store breaks the guarantee.
 pub async fn dropped_calls_leave_no_lock_behind(store: &dyn MarkStore) {
     for polls in 0..3 {
         let mark = fresh_mark();

@@ -82,8 +82,8 @@ impl Clock for MovedClock {
         SystemClock.now().after(self.moved())
     }
 
-    fn roughly(&self) -> Timestamp {
-        SystemClock.roughly().after(self.moved())
+    fn now_coarse(&self) -> Timestamp {
+        SystemClock.now_coarse().after(self.moved())
     }
 }
 

@@ -35,9 +35,6 @@ mod atomic;
 #[cfg(feature = "postgres")]
 mod atomic_postgres;
 mod background;
-/// For the other crates of Semel; no part of the interface.
-#[doc(hidden)]
-pub mod block_on;
 mod builder;
 mod cache;
 mod event;

@@ -18,6 +18,16 @@
 //! | `redis` | the Redis store; with `postgres`, the tiered store as well | no |
 //! | `testkit` | the contract suite and the fault-injecting store, for authors of stores and tests of handlers | no |
 
+/// For the other crates of Semel; not part of the public interface.
+#[doc(hidden)]
+pub mod backoff;
+/// For the other crates of Semel; not part of the public interface.
+#[cfg(any(feature = "embedded", feature = "postgres", feature = "redis"))]
+#[doc(hidden)]
+pub mod batch;
+/// For the other crates of Semel; not part of the public interface.
+#[doc(hidden)]
+pub mod block_on;
 pub mod canonical;
 pub mod engine;
 pub mod fingerprint;
@@ -31,10 +41,6 @@ mod sync;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
 pub mod time;
-/// For the other crates of Semel; not part of the public interface.
-#[cfg(any(feature = "postgres", feature = "redis"))]
-#[doc(hidden)]
-pub mod together;
 
 pub use engine::{Answer, AnyError, Attempt, Engine, Failure, FailureExt, RunError};
 pub use key::Key;

@@ -9,6 +9,7 @@ mod embedded;
 #[cfg(feature = "encryption")]
 mod encrypted;
 mod error;
+mod forward;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod given;
 #[cfg(any(feature = "postgres", feature = "redis"))]
@@ -65,7 +66,7 @@ pub use self::redis::{
 pub use self::tiered::{Coordination, TieredBuilder, TieredStats, TieredStore};
 pub use self::wakeups::{Wakeups, Watch};
 #[cfg(any(feature = "embedded", feature = "postgres"))]
-pub(crate) use self::wraps::Veil;
+pub(crate) use self::wraps::OutcomeTransform;
 #[cfg(any(feature = "embedded", feature = "postgres"))]
 pub use self::wraps::Wraps;
 use crate::key::KeyId;

@@ -49,7 +49,7 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 
     /// The time of about the last tick, if that is cheaper to read: some milliseconds behind [`now`](Self::now),
     /// never ahead of it. Do not use it for leases: a lease counted from an earlier time expires too early.
-    fn roughly(&self) -> Timestamp {
+    fn now_coarse(&self) -> Timestamp {
         self.now()
     }
 }
@@ -67,7 +67,7 @@ impl Clock for SystemClock {
     }
 
     #[cfg(target_os = "linux")]
-    fn roughly(&self) -> Timestamp {
+    fn now_coarse(&self) -> Timestamp {
         read(rustix::time::ClockId::RealtimeCoarse)
     }
 

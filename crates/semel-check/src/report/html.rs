@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::junit::{escape, reasons};
+use super::junit::escape;
+use super::reasons::reasons;
 use super::{CheckOutcome, Explanation, FileReport, Grade, Report, StepReport, TimelineEntry};
 
 const STYLE: &str = "\

@@ -4,7 +4,8 @@
 
 use std::fmt::Write as _;
 
-use super::{CheckOutcome, Explanation, FileReport, Grade, Report, StepReport};
+use super::reasons::reasons;
+use super::{Explanation, FileReport, Grade, Report, StepReport};
 
 /// The report as JUnit XML: a file is a suite, a step is a test case. A recommended or optional case that failed is reported as
 /// skipped, so that the build does not fail.
@@ -78,32 +79,6 @@ fn case(xml: &mut String, file: &FileReport, step: &StepReport) {
             let _ = writeln!(xml, ">\n      {told}\n    </testcase>");
         }
     }
-}
-
-/// Why a step failed, one line per reason.
-pub(super) fn reasons(step: &StepReport) -> String {
-    let mut lines: Vec<String> = step.error.iter().cloned().collect();
-    for validation in step.validations.iter().filter(|validation| validation.outcome == CheckOutcome::Failed)
-    {
-        let shown = |value: &Option<serde_json::Value>| {
-            value
-                .as_ref()
-                .map_or_else(|| "nothing".to_owned(), |value| super::pretty::short(&value.to_string()))
-        };
-        let place = validation.json_pointer.as_deref().filter(|place| !place.is_empty());
-        let place = place.map(|place| format!(" at {place}")).unwrap_or_default();
-        let what = match validation.description.as_str() {
-            "" => validation.check.clone(),
-            description => description.to_owned(),
-        };
-        if let Some(sentence) = validation.note.as_ref().filter(|_| validation.check.starts_with("cross_")) {
-            lines.push(format!("{what}: {sentence}"));
-            continue;
-        }
-        let (expected, actual) = (shown(&validation.expected), shown(&validation.actual));
-        lines.push(format!("{what}{place}: expected {expected}, got {actual}"));
-    }
-    lines.join("\n")
 }
 
 fn seconds(milliseconds: u64) -> String {

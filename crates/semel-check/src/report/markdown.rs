@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::junit::reasons;
+use super::reasons::reasons;
 use super::{Explanation, Grade, Report};
 
 /// The report as Markdown: a line for each case, then the reasons of failures with their fixes.

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::junit::reasons;
-use super::{CheckOutcome, Explanation, FileReport, Grade, Report, StepReport};
+use super::reasons::reasons;
+use super::{CaseReport, CheckOutcome, Explanation, FileReport, Grade, Report, StepReport};
 use crate::storyboard::Level;
 
 /// Whether to use colours.
@@ -115,7 +115,7 @@ fn tell_file(text: &mut String, file: &FileReport, paint: Paint, telling: Verbos
             continue;
         }
         for step in &steps {
-            tell_step(text, step, paint, telling);
+            tell_step(text, case, step, paint, telling);
         }
         let unmet = steps.iter().find(|step| matches!(step.grade, Grade::Failed | Grade::NotMet));
         if let Some(step) = unmet.filter(|_| telling == Verbosity::Explained) {
@@ -127,11 +127,16 @@ fn tell_file(text: &mut String, file: &FileReport, paint: Paint, telling: Verbos
     text.push('\n');
 }
 
-fn tell_step(text: &mut String, step: &StepReport, paint: Paint, telling: Verbosity) {
+fn tell_step(text: &mut String, case: &CaseReport, step: &StepReport, paint: Paint, telling: Verbosity) {
+    // Else a required case would seem to fail although only advice in it was not met.
+    let level = match step.level == case.level {
+        true => String::new(),
+        false => paint.paint("2", &format!(" ({})", step.level.name())),
+    };
     match step.grade {
         Grade::Failed | Grade::NotMet => {
             for line in reasons(step).lines() {
-                let _ = writeln!(text, "      {}: {line}", paint.paint("1", &step.step));
+                let _ = writeln!(text, "      {}{level}: {line}", paint.paint("1", &step.step));
             }
             if telling == Verbosity::Explained {
                 let failed =

@@ -190,10 +190,15 @@ impl Grader<'_> {
     /// The result of a race in a sentence, if it failed.
     fn race_sentence(&self, check: &Check, verdict: &CheckVerdict) -> Option<String> {
         let CheckVerdict::Fail { actual, .. } = verdict else { return None };
-        if !matches!(self.step.spread, Spread::Parallel(_)) || check.path.as_deref() == Some("http_status") {
+        if !matches!(self.step.spread, Spread::Parallel(_)) {
             return None;
         }
         let requests = self.exchanges.len();
+        if check.path.as_deref() == Some("http_status") {
+            let statuses: Vec<String> =
+                actual.get("observed_values")?.as_array()?.iter().map(Value::to_string).collect();
+            return Some(format!("{requests} requests, all answered {}", statuses.join(", ")));
+        }
         let effects = actual.get("observed_cardinality")?.as_u64()?;
         Some(match effects {
             0 => format!("{requests} requests, and no answer with the member that names an effect"),
@@ -231,7 +236,7 @@ impl Grader<'_> {
         let actual = json!({"status": exchange.answer.status, "code": exchange.answer.code()});
         let verdict = CheckVerdict::Fail { expected: json!(expected), actual };
         Some(self.told(
-            blank(name, "the answer is of the kind that is expected"),
+            blank(name, "The answer is a success or an error, as expected"),
             verdict,
             Some(exchange),
             Severity::Required,

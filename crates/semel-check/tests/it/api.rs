@@ -96,6 +96,8 @@ pub(crate) enum Style {
     Conflict417,
     /// The tenant is in a header.
     ScopedByHeader,
+    /// The same key on another path is another key.
+    ScopedByPath,
     /// Keys are in the header X-Request-Key, bodies are forms.
     FormWithOtherHeader,
 }
@@ -203,6 +205,7 @@ async fn answer(state: Arc<State>, asked: Asked) -> Reply {
             Some(tenant) => tenant,
             None => return problem(400, "tenant_missing", &json!({}), &[]),
         },
+        (_, Style::ScopedByPath) => asked.path.clone(),
         _ => asked.header("authorization").unwrap_or_default(),
     };
     let key = match state.flaw {

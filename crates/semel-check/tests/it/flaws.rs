@@ -1,6 +1,6 @@
 //! APIs with one flaw fail the case that is meant for it; correct APIs of different styles fail no required case.
 
-use semel_check::{BodyFormat, Grade, Report, RunOptions, Runner, suite};
+use semel_check::{BodyFormat, Grade, Level, Report, RunOptions, Runner, suite};
 use serde_json::json;
 
 use crate::api::{self, Flaw, Style};
@@ -165,6 +165,7 @@ async fn correct_apis_of_every_style_fail_no_required_case() {
         (ShortKeys, "keys of 32 digits", &["quoted_key"]),
         (Conflict417, "", &["conflict", "other_endpoint"]),
         (ScopedByHeader, "", &[]),
+        (ScopedByPath, "", &["other_endpoint"]),
         (FormWithOtherHeader, "", &[]),
     ];
     for (style, notice, not_met) in styles {
@@ -188,6 +189,52 @@ async fn correct_apis_of_every_style_fail_no_required_case() {
         let advised = report.summary.advisory_failures > 0;
         assert_eq!(advised, matches!(style, Conflict409 | TooEarly425), "{style:?}");
     }
+}
+
+/// The steps of a case that did not pass, with their levels.
+fn unmet(report: &Report, case: &str) -> Vec<(String, Level)> {
+    let steps = report.storyboards.iter().flat_map(|file| &file.steps);
+    let unmet = steps.filter(|step| step.phase == case && step.grade == Grade::NotMet);
+    unmet.map(|step| (step.step.clone(), step.level)).collect()
+}
+
+// Both were graded alike, although only one of them loses the second request.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_per_path_are_only_a_preference_and_the_answer_of_another_path_is_a_flaw() {
+    let server = api::correct(Style::ScopedByPath).await;
+    let per_path = run_with(options(&server, Flaw::None)).await;
+    assert_eq!(unmet(&per_path, "other_endpoint"), [("refused".to_owned(), Level::Optional)]);
+    let flawed = run(Flaw::IgnoresPath).await;
+    assert_eq!(unmet(&flawed, "other_endpoint"), [("separate".to_owned(), Level::Recommended)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_is_told_in_words() {
+    let report = run(Flaw::IgnoresPayloads).await;
+    let text = semel_check::pretty(&report, semel_check::Paint::Plain, semel_check::Verbosity::Short);
+    for line in [
+        "refused: The key was used for another request: expected \"4xx\", got 201",
+        "racing: One body was executed, the other refused: 10 requests, all answered 201",
+        "queried: Refused, or a separate operation; never the first answer: got 201",
+    ] {
+        assert!(text.lines().any(|one| one.trim() == line), "{line} in\n{text}");
+    }
+    assert!(!text.contains("as expected"), "the precise check is enough:\n{text}");
+    let report = run(Flaw::LeaksAcrossScopes).await;
+    let text = semel_check::pretty(&report, semel_check::Paint::Plain, semel_check::Verbosity::Short);
+    assert!(
+        text.contains("same_request: It is a separate operation at /id: expected another value than "),
+        "{text}"
+    );
+    let server = api::correct(Style::Conflict417).await;
+    let report = run_with(options(&server, Flaw::None)).await;
+    let text = semel_check::pretty(&report, semel_check::Paint::Plain, semel_check::Verbosity::Short);
+    assert!(
+        text.contains(
+            "status (recommended): draft-07, section 2.7: another payload is 422: expected 422, got 417"
+        ),
+        "{text}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

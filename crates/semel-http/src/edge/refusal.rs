@@ -99,7 +99,7 @@ pub(super) fn problem(
 pub(super) fn document(status: StatusCode, code: &str, detail: &str, retryable: bool) -> String {
     let title = status.canonical_reason().unwrap_or("Error");
     format!(
-        r#"{{"type":"urn:semel:problem:{code}","title":"{title}","status":{},"detail":"{detail}","code":"{code}","retryable":{retryable}}}"#,
+        r#"{{"type":"urn:semel:problem:{code}","title":"{title}","status":{},"detail":"{detail}","message":"{detail}","code":"{code}","retryable":{retryable}}}"#,
         status.as_u16()
     )
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use semel::Engine;
 
+use super::rotation::RotationWatch;
 use super::shortcut::{Plainly, Recent};
 use super::{Guard, GuardedRoute, Inner};
 use crate::call::ProbeCaller;
@@ -138,7 +139,7 @@ impl GuardBuilder {
     /// # Errors
     /// The first setting that cannot work, with a hint how to fix it.
     pub fn build(self) -> Result<Guard, PolicyError> {
-        let Self { engine, profile, namespace, scope, routes, fallback, .. } = self;
+        let Self { engine, mut profile, namespace, scope, routes, fallback, .. } = self;
         let Self { caller, observers, publish, capacity, limits, unmatched, .. } = self;
         for (setting, limit) in [
             ("calls", limits.calls as u64),
@@ -167,7 +168,10 @@ impl GuardBuilder {
         }
         let well_known = match publish {
             WellKnownPolicy::WellKnown => Some(well_known::document(&profile, &fallback, &routes)),
-            WellKnownPolicy::Nothing => None,
+            WellKnownPolicy::Nothing => {
+                profile.documentation = profile.documentation.filter(|link| link != well_known::PATH);
+                None
+            }
         };
         #[cfg(feature = "mcp")]
         let tools = super::mcp::tools(&profile.codec, routes.iter().chain([&fallback]));
@@ -208,6 +212,7 @@ impl GuardBuilder {
             unmatched,
             probing: Mutex::default(),
             recent: Recent::new(),
+            rotation: RotationWatch::new(),
         };
         Ok(Guard { inner: Arc::new(inner) })
     }

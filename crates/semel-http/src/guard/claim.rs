@@ -78,7 +78,14 @@ impl Inner {
             }
         }
         match acquired {
-            Acquired::Won(claim) => Claimed::Won(claim),
+            Acquired::Won(claim) => {
+                let scope = policy.scope.as_ref().unwrap_or(&self.scope);
+                let request = (admitted.key.as_str(), admitted.payload);
+                if self.rotation.first_run(scope, admitted.principal.as_ref(), request) {
+                    self.observers.iter().for_each(|observer| observer.credential_rotated());
+                }
+                Claimed::Won(claim)
+            }
             Acquired::Replay(outcome) => {
                 Claimed::Answer(self.replay_to(policy, asked, &outcome, headers).await)
             }

@@ -1,5 +1,6 @@
 //! `ietf`: the header of the IETF HTTPAPI working group, with problem documents (RFC 9457) as errors.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use http::{HeaderName, Method, StatusCode};
@@ -8,6 +9,8 @@ use super::{KeyLength, Profile, StoreLoss};
 use crate::codec::Codec;
 use crate::policy::{InFlight, InsertLimits, OnDoubt, OnServerError, Pin, Rate};
 use crate::problem::{RetryAdvice, Shape, Situation, SituationText};
+use crate::proxy::Host;
+use crate::well_known;
 
 /// More than one client needs, but still a limit: a client in a loop must not fill the store.
 const LIMITS: InsertLimits = InsertLimits {
@@ -51,6 +54,7 @@ impl Profile {
             shape: Shape::Problem,
             tellings: Situation::ALL.map(telling),
             key_header: HeaderName::from_static("idempotency-key"),
+            agent_header: None,
             account_headers: Vec::new(),
             key_length: KeyLength { min: 1, max: 255 },
             methods: vec![Method::POST, Method::PATCH],
@@ -65,6 +69,8 @@ impl Profile {
             limits: Some(LIMITS),
             store_loss: StoreLoss::Alarm,
             codec: Codec::Http,
+            host: Host::Upstream,
+            documentation: Some(Cow::Borrowed(well_known::PATH)),
         }
     }
 }

@@ -30,6 +30,10 @@ fn is_stripe(profile: &Profile) -> bool {
 /// The body is in the profile's shape.
 fn assert_shape(profile: &Profile, answer: &Answered, kind: &str, retry: RetryAdvice) {
     let json = answer.json();
+    assert_eq!(answer.header("link"), Some("</.well-known/idempotency>; rel=\"describedby\""));
+    // Generated clients retry a 409 unless they are told not to.
+    let told = answer.header("x-should-retry");
+    assert_eq!(told, (retry == RetryAdvice::Useless).then_some("false"), "{}", profile.name);
     if is_stripe(profile) {
         assert_eq!(answer.header("content-type"), Some("application/json"));
         assert_eq!(json["error"]["type"], kind, "{}", profile.name);
@@ -39,6 +43,7 @@ fn assert_shape(profile: &Profile, answer: &Answered, kind: &str, retry: RetryAd
         assert_eq!(json["status"], answer.status.as_u16());
         assert_eq!(json["type"], format!("urn:semel:problem:{}", answer.code()));
         assert_eq!(json["retryable"], retry == RetryAdvice::Useful, "{}", profile.name);
+        assert_eq!(json["message"], json["detail"], "SDKs show `message`");
         for member in ["title", "detail"] {
             assert!(json[member].as_str().is_some_and(|text| !text.is_empty()), "{member}");
         }

@@ -13,36 +13,34 @@
 
 mod columns;
 mod database;
-mod drain;
 mod intake;
-mod jobs;
 mod letter_rows;
-mod letters;
 mod order;
-mod reading;
 mod relay;
-mod release;
 mod rows;
-mod runs;
 mod schema;
 mod settle;
 mod statements;
 mod sweep;
 mod take;
 mod work;
+mod writing;
 
 use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use semel::store::rusqlite;
 use semel::store::{EmbeddedStore, ErrorKind};
 use tokio::sync::Notify;
 
-use self::database::Reader;
+use self::database::now;
 use self::work::{Done, Fault, Work};
-use crate::ledger::Error;
+use crate::ledger::sql::traits::sql_ledger;
+use crate::ledger::{Answer, Error, Retention};
 
 /// Keeps the ledger in the file of an embedded store, in tables of its own beside the records.
 ///
@@ -87,7 +85,7 @@ impl EmbeddedLedger {
         let turns = store
             .transact(|transaction| match schema::migrate(transaction)? {
                 Ok(()) => transaction
-                    .query_row("SELECT coalesce(max(turn), 0) FROM ledger_lanes", [], |row| row.get(0))
+                    .query_row("SELECT coalesce(max(turn), 0) FROM ledger_turn", [], |row| row.get(0))
                     .map(Ok),
                 Err(error) => Ok(Err(error)),
             })
@@ -133,11 +131,38 @@ impl EmbeddedLedger {
         }
     }
 
+    /// Carries out shared code: reads on the caller's thread, writes on the writer.
+    fn call<'a, A, T>(
+        &'a self,
+        shape: Shape,
+        asked: A,
+        work: impl for<'c, 'd> FnOnce(&'c mut Work<'d>, &'c A) -> LocalFuture<'c, Done<T>> + Send + 'static,
+    ) -> Answer<'a, T>
+    where
+        A: Send + 'static,
+        T: Send + 'static,
+    {
+        Box::pin(async move {
+            match shape {
+                Shape::Read => self.read(|db| now(work(db, &asked))),
+                Shape::Statement | Shape::Transaction | Shape::TransactionOnce => {
+                    self.write(move |db, _| now(work(db, &asked))).await
+                }
+            }
+        })
+    }
+
+    /// What was written has told workers already.
+    #[expect(clippy::unused_self, reason = "shared code calls it on every ledger")]
+    fn wake<'a, T>(&'a self, answer: Answer<'a, T>) -> Answer<'a, T> {
+        answer
+    }
+
     /// Reads one state of the ledger, on the caller's thread.
-    fn read<T>(&self, read: impl FnOnce(&mut Reader<'_>) -> Done<T>) -> Result<T, Error> {
+    fn read<T>(&self, read: impl FnOnce(&mut Work<'_>) -> Done<T>) -> Result<T, Error> {
         let mut told = None;
         let now = self.store.clock().now();
-        let found = self.store.read(|connection| match read(&mut Reader::new(connection, now)) {
+        let found = self.store.read(|connection| match read(&mut Work::new(connection, now)) {
             Ok(found) => Ok(found),
             Err(Fault::Sql(error)) => Err(error),
             Err(Fault::Answer(error)) => {
@@ -147,6 +172,26 @@ impl EmbeddedLedger {
         });
         found.map_err(|error| told.take().unwrap_or(Error::Store(error)))
     }
+}
+
+sql_ledger!(EmbeddedLedger);
+
+impl Retention for EmbeddedLedger {
+    fn sweep(&self, keep: Duration, limit: u32) -> Answer<'_, u64> {
+        Box::pin(self.write(move |work, _| work.sweep(keep, limit)))
+    }
+}
+
+/// A future that stays on its thread.
+type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// How a call meets the database. Every call that writes is a transaction here.
+#[derive(Clone, Copy, Debug)]
+enum Shape {
+    Read,
+    Statement,
+    Transaction,
+    TransactionOnce,
 }
 
 /// What the ledger holds contradicts itself: somebody else wrote in the file.

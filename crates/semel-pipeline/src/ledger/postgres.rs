@@ -15,21 +15,17 @@ mod drain;
 mod fault;
 mod ids;
 mod intake;
-mod jobs;
 mod join;
-mod letters;
 mod link;
 mod listen;
-mod reading;
 mod relay;
-mod release;
-mod runs;
 mod schema;
 mod settle;
 mod statements;
 mod sweep;
 mod take;
 mod values;
+mod writing;
 
 use std::fmt;
 use std::sync::Arc;
@@ -37,16 +33,16 @@ use std::time::Duration;
 
 use semel::key::KeyId;
 use semel::store::Pooling;
-use sqlx::ConnectOptions as _;
+use semel_postgres::{PostgresError, PostgresSettings};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 pub use self::builder::PostgresLedgerBuilder;
-use self::builder::Settings;
 use self::database::Db;
-use self::fault::{Fault, Trouble};
+use self::fault::Fault;
 use self::link::{Shape, Shared};
-use super::{Answer, BoxFuture, Drained, DrainedRun, Intake, KeyState, Take, Working};
+use super::sql::traits::sql_ledger;
+use super::{Answer, BoxFuture, Drained, DrainedRun, Intake, KeyState, Retention, Take, Working};
 use crate::delivery::{Holding, Said, Settle, Work};
 use crate::event::{Accepted, NewEvent};
 use crate::id::DeliveryId;
@@ -92,15 +88,10 @@ impl PostgresLedger {
         PostgresLedgerBuilder::new(url.as_ref())
     }
 
-    async fn start(settings: Settings) -> Result<Self, Trouble> {
+    async fn start(settings: PostgresSettings) -> Result<Self, PostgresError> {
         // Tables may have to be made, by us or by somebody we wait for: that is not the patience of a call.
         let prepared = timeout(settings.patience.max(OPENING), prepare(&settings)).await;
-        prepared.unwrap_or_else(|_| {
-            Err(Trouble::unavailable(format!(
-                "{} cannot be reached: nobody answers; check host and port in the URL",
-                settings.target
-            )))
-        })?;
+        prepared.unwrap_or_else(|_| Err(PostgresError::unreachable(&settings.target)))?;
         let pooling = settings.pooling;
         let shared = Shared::new(settings);
         let mut tasks = Vec::new();
@@ -126,16 +117,30 @@ impl PostgresLedger {
     {
         Box::pin(async move { self.shared.call(shape, &asked, work).await })
     }
+
+    /// Tells workers that there may be something to take, once the answer is there.
+    fn wake<'a, T: Send + 'a>(&'a self, answer: Answer<'a, T>) -> Answer<'a, T> {
+        Box::pin(async move {
+            let answer = answer.await?;
+            self.shared.news.tell();
+            Ok(answer)
+        })
+    }
+}
+
+sql_ledger!(PostgresLedger);
+
+impl Retention for PostgresLedger {
+    fn sweep(&self, keep: Duration, limit: u32) -> Answer<'_, u64> {
+        Box::pin(async move { sweep::sweep(&self.shared, keep, limit).await })
+    }
 }
 
 /// How long opening may take, where a call's patience is shorter.
 const OPENING: Duration = Duration::from_secs(15);
 
-async fn prepare(settings: &Settings) -> Result<(), Trouble> {
-    let connected = settings.options.connect().await;
-    let mut connection = connected.map_err(|error| Trouble::of(&settings.target, &error).uncommitted())?;
-    link::check(settings, &mut connection).await?;
-    schema::prepare(&mut connection, &settings.schema, &settings.target).await.map_err(Trouble::uncommitted)
+async fn prepare(settings: &PostgresSettings) -> Result<(), PostgresError> {
+    schema::MIGRATION.apply(&mut semel_postgres::connect(settings).await?, settings).await
 }
 
 impl Intake for PostgresLedger {

@@ -6,12 +6,41 @@ use semel::time::Timestamp;
 
 use super::{Arrival, Change, Error, KeyState, Patch, RunAction};
 use crate::delivery::{DeliveryState, DeliveryStep, Impossible};
-use crate::event::{Dedupe, Event, Generation, NewEvent, Origin};
+use crate::event::{Accepted, Dedupe, Event, Generation, NewEvent, Origin};
 use crate::id::{EventId, JobId, LetterId};
 use crate::letter::Status;
 use crate::replay::{
     ItemState, JobItem, JobOrder, JobRecord, JobState, NewJob, Planned, ReplayAction, ReplayMode, ReplayPace,
 };
+
+/// What keeps an event from being accepted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Obstacle {
+    /// The state of its key.
+    pub(crate) key: KeyState,
+    /// Whether the event is there, under its own id.
+    pub(crate) own: bool,
+}
+
+impl Obstacle {
+    /// The answer for the event; `None` where nothing is in its way.
+    pub(crate) fn answer(&self, event: &NewEvent) -> Option<Accepted> {
+        let dedupe = event.dedupe.as_ref();
+        let expired = self.key.holder.is_some_and(|holder| holder.expired);
+        // The generation that it names has ended, or must end because the key has expired.
+        let read = dedupe.and_then(|dedupe| dedupe.generation);
+        let stale = read.is_some_and(|read| self.key.generation > read || expired);
+        match self.key.live().filter(|_| !stale) {
+            Some(holder) if dedupe.is_some_and(|dedupe| dedupe.fingerprint != holder.fingerprint) => {
+                Some(Accepted::Conflict)
+            }
+            Some(holder) => Some(Accepted::Cached(holder.event)),
+            // The same call again, after its key was reset, or without one.
+            None if self.own => Some(Accepted::Cached(event.id)),
+            None => stale.then_some(Accepted::Stale),
+        }
+    }
+}
 
 /// Whether a run was cancelled while it was buffered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,17 +51,8 @@ pub(crate) enum Cancelled {
 
 /// Applies changes to a buffered run, in order. Answers whether it was cancelled, and names the changes that cannot be applied.
 pub(crate) fn patch(run: &mut NewEvent, changes: &[Patch]) -> (Cancelled, Vec<String>) {
-    let (mut cancelled, mut refused) = (Cancelled::No, Vec::new());
-    for change in changes {
-        match change {
-            Patch::Change(change) => match run.notes.apply(change) {
-                Ok(()) => run.delay = change.delay.unwrap_or(run.delay),
-                Err(why) => refused.push(why),
-            },
-            Patch::Cancel => cancelled = Cancelled::Yes,
-            Patch::DropKey => run.dedupe = None,
-        }
-    }
+    let refused = changes.iter().filter_map(|change| change.apply(run).err()).collect();
+    let cancelled = if changes.contains(&Patch::Cancel) { Cancelled::Yes } else { Cancelled::No };
     (cancelled, refused)
 }
 

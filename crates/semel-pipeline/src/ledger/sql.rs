@@ -3,14 +3,18 @@
 //!
 //! Parameters are `$1`, `$2`… in every statement. The embedded ledger's statements also know `:now`, the time of the call.
 
+pub(super) mod drain;
 pub(super) mod jobs;
 pub(super) mod letters;
 pub(super) mod page;
 pub(super) mod plan;
 pub(super) mod reading;
 pub(super) mod relay;
+pub(super) mod release;
 pub(super) mod rows;
 pub(super) mod runs;
+pub(super) mod traits;
+pub(super) mod writing;
 
 use std::time::Duration;
 
@@ -20,7 +24,7 @@ use semel::time::Timestamp;
 use super::{BoxFuture, DeliveryFilter, Error, EventFilter, LetterFilter, Page, Paged};
 use crate::delivery::{Delivery, DeliveryState};
 use crate::event::Origin;
-use crate::id::{EventId, EventKind, JobId, LetterId};
+use crate::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
 use crate::letter::Status;
 
 /// A database that holds a ledger, inside one call.
@@ -38,6 +42,13 @@ pub(super) trait Database {
         with: &[Value<'_>],
         visit: impl FnMut(T) -> bool + Send + 'a,
     ) -> BoxFuture<'a, Result<(), Self::Fault>>;
+
+    /// Runs a statement whose rows nobody needs. Answers how many rows it changed.
+    fn run<'a>(
+        &'a mut self,
+        sql: &'static str,
+        with: &[Value<'_>],
+    ) -> BoxFuture<'a, Result<u64, Self::Fault>>;
 
     /// How many rows to ask for where the statement itself applies the whole filter, or only one that has an index.
     fn page_rows(page: &Page) -> i64;
@@ -121,10 +132,6 @@ pub(super) struct Statements {
     pub(super) find_events: &'static str,
     /// `$1` who, `$2` action, `$3` subject, `$4` reason.
     pub(super) audit: &'static str,
-    /// `$1` before this number, `$2` rows.
-    pub(super) audit_log: &'static str,
-    /// The same; `$3` subject.
-    pub(super) audit_log_of: &'static str,
     /// Target, state and number of deliveries.
     pub(super) delivery_totals: &'static str,
     /// Status and number of letters.
@@ -135,10 +142,6 @@ pub(super) struct Statements {
     pub(super) letter: &'static str,
     /// `$1` before this number, `$2` rows, `$3` tenant, `$4` target, `$5` status, `$6` signature.
     pub(super) letters: fn(&LetterFilter) -> &'static str,
-    /// `$1` the letter that they are copies of.
-    pub(super) copies: &'static str,
-    /// `$1` status, `$2` tenant, `$3` target, `$4` signature.
-    pub(super) groups: &'static str,
     /// `$1` stream, `$2` rows.
     pub(super) unmirrored: &'static str,
     /// `$1` letters.
@@ -147,70 +150,136 @@ pub(super) struct Statements {
     pub(super) job: &'static str,
     /// `$1` before this number, `$2` rows.
     pub(super) jobs: &'static str,
-    /// The ids of jobs that are running.
-    pub(super) running: &'static str,
-    /// `$1` job, `$2` after this position, `$3` rows.
-    pub(super) items: &'static str,
     /// `$1` rows, `$2` tenant, `$3` targets, `$4` signature.
     pub(super) failed: &'static str,
     /// `$1` letters.
     pub(super) deliveries_of_letters: &'static str,
-    /// `$1` letter.
-    pub(super) letter_exists: &'static str,
-    /// `$1` event, `$2` kind.
-    pub(super) event_exists: &'static str,
     /// `$1` event.
     pub(super) candidates_of_event: &'static str,
-    /// `$1` the id that leads to another run.
-    pub(super) resolve: &'static str,
     /// `$1` key, `$2` generation, `$3` fingerprint.
     pub(super) find_keyless: &'static str,
+    /// Keeps others from changing an event. `$1` id, `$2` kind.
+    pub(super) hold_event: &'static str,
+    /// Keeps others from changing the lanes of an event's deliveries. `$1` event.
+    pub(super) lock_lanes: Option<&'static str>,
+    /// The ids and states of an event's deliveries, which nobody else changes from then on. `$1` event.
+    pub(super) hold_deliveries: &'static str,
+    /// Keeps others from resetting a key. `$1` key.
+    pub(super) lock_key: Option<&'static str>,
+    /// `$1` event, `$2` how many changes of the buffer it holds.
+    pub(super) holds_changes: &'static str,
+    /// `$1` event.
+    pub(super) drop_key: &'static str,
+    /// The status of a letter and the state of its delivery, which nobody else changes from then on. `$1` id.
+    pub(super) hold_letter: &'static str,
+    /// The letter of an event that is an edited copy. `$1` event, `$2` the letter that was copied.
+    pub(super) letter_of_copy: &'static str,
+    /// `$1` letter.
+    pub(super) touch_letter: &'static str,
+    /// Keeps others from changing a job. `$1` id.
+    pub(super) hold_job: &'static str,
+    /// `$1` id, `$2` selection, `$3` mode, `$4` reason, `$5` who asked, `$6` rate, `$7` concurrency, `$8` canary, `$9` pause above.
+    pub(super) add_job: &'static str,
+    /// `$1` job, `$2` state, `$3` note.
+    pub(super) set_job_state: &'static str,
+    /// Ends jobs whose items have all ended. `$1` jobs.
+    pub(super) end_jobs: &'static str,
+    /// The next items of a job to be released. `$1` job, `$2` rows.
+    pub(super) next_items: &'static str,
+    /// The ids and states of deliveries, which nobody else changes from then on. `$1` deliveries.
+    pub(super) hold_items: &'static str,
+    /// The ids and statuses of letters, which nobody else changes from then on. `$1` letters.
+    pub(super) hold_letters: &'static str,
 }
+
+/// The columns of a row of the audit log.
+macro_rules! audit_log {
+    ($which:literal) => {
+        concat!(
+            "SELECT number, at, who, action, subject, reason FROM ledger_audit WHERE number < $1 ",
+            $which,
+            "ORDER BY number DESC LIMIT $2"
+        )
+    };
+}
+
+/// `$1` before this number, `$2` rows.
+const AUDIT_LOG: &str = audit_log!("");
+
+/// The same; `$3` subject.
+const AUDIT_LOG_OF: &str = audit_log!("AND subject = $3 ");
+
+/// `$1` the letter that they are copies of.
+const COPIES: &str =
+    "SELECT id FROM ledger_dead_letter WHERE copy_of = $1 AND copy_of IS NOT NULL ORDER BY number";
+
+/// `$1` status, `$2` tenant, `$3` target, `$4` signature.
+const GROUPS: &str =
+    "SELECT g.signature, g.target, g.cause, g.status, g.letters, g.first_at, g.last_at, s.id, s.error, g.newest
+    FROM (
+        SELECT signature, target, cause, status, count(*) AS letters, min(created_at) AS first_at,
+            max(created_at) AS last_at, max(number) AS newest
+        FROM ledger_dead_letter
+        WHERE ($1 IS NULL OR status = $1) AND ($2 IS NULL OR tenant = $2) AND ($3 IS NULL OR target = $3)
+            AND ($4 IS NULL OR signature = $4)
+        GROUP BY signature, target, cause, status
+    ) AS g JOIN ledger_dead_letter AS s ON s.number = g.newest
+    ORDER BY g.signature, g.target, g.cause, g.status";
+
+/// `$1` letter.
+const LETTER_EXISTS: &str = "SELECT 1 FROM ledger_dead_letter WHERE id = $1";
+
+/// `$1` event, `$2` kind.
+const EVENT_EXISTS: &str = "SELECT 1 FROM ledger_event WHERE id = $1 AND kind = $2";
+
+/// `$1` event.
+const RAISE_VERSION: &str = "UPDATE ledger_event SET version = version + 1 WHERE id = $1";
+
+/// The ids of jobs that are running.
+const RUNNING: &str = "SELECT id FROM ledger_job WHERE state = 'running' ORDER BY number";
+
+/// `$1` job, `$2` after this position, `$3` rows.
+const ITEMS: &str =
+    "SELECT i.position, i.delivery, i.letter, i.kind, i.event, i.target, i.state, i.new_event, i.error
+    FROM ledger_item AS i WHERE i.job = $1 AND i.position > $2 ORDER BY i.position LIMIT $3";
+
+/// `$1` job, `$2` rate, `$3` concurrency, `$4` canary, `$5` pause above.
+const SET_PACE: &str =
+    "UPDATE ledger_job SET rate = $2, concurrency = $3, canary = $4, pause_above = $5 WHERE id = $1";
+
+/// `$1` the id that leads to another run.
+const RESOLVE: &str = "SELECT winner FROM ledger_alias WHERE ghost = $1";
 
 /// A parameter of a statement.
 #[derive(Clone, Debug)]
 pub(super) enum Value<'a> {
     Integer(i64),
+    Real(f64),
     Text(Option<&'a str>),
     Bytes(Option<Vec<u8>>),
     Texts(Vec<&'a str>),
     Ids(Vec<[u8; 16]>),
 }
 
-impl From<i64> for Value<'_> {
-    fn from(number: i64) -> Self {
-        Self::Integer(number)
-    }
+/// Makes parameters.
+macro_rules! value {
+    ($($from:ty: $given:ident => $value:expr;)*) => {$(
+        impl<'a> From<$from> for Value<'a> {
+            fn from($given: $from) -> Self {
+                $value
+            }
+        }
+    )*};
 }
 
-impl<'a> From<&'a str> for Value<'a> {
-    fn from(text: &'a str) -> Self {
-        Self::Text(Some(text))
-    }
-}
-
-impl<'a> From<Option<&'a str>> for Value<'a> {
-    fn from(text: Option<&'a str>) -> Self {
-        Self::Text(text)
-    }
-}
-
-impl<'a> From<&'a Option<String>> for Value<'a> {
-    fn from(text: &'a Option<String>) -> Self {
-        Self::Text(text.as_deref())
-    }
-}
-
-impl From<[u8; 16]> for Value<'_> {
-    fn from(id: [u8; 16]) -> Self {
-        Self::Bytes(Some(id.to_vec()))
-    }
-}
-
-impl From<Option<[u8; 16]>> for Value<'_> {
-    fn from(id: Option<[u8; 16]>) -> Self {
-        Self::Bytes(id.map(|id| id.to_vec()))
-    }
+value! {
+    i64: number => Self::Integer(number);
+    f64: number => Self::Real(number);
+    &'a str: text => Self::Text(Some(text));
+    Option<&'a str>: text => Self::Text(text);
+    &'a Option<String>: text => Self::Text(text.as_deref());
+    [u8; 16]: id => Self::Bytes(Some(id.to_vec()));
+    Option<[u8; 16]>: id => Self::Bytes(id.map(|id| id.to_vec()));
 }
 
 /// A row, whose columns are read from the left to the right.
@@ -347,6 +416,8 @@ from_column! {
     Status: columns => columns.name(Status::from_name);
     EventId: columns => columns.event_id();
     LetterId: columns => columns.id().map(LetterId::from_bytes);
+    Option<LetterId>: columns => Ok(columns.id_or_none()?.map(LetterId::from_bytes));
+    DeliveryId: columns => columns.id().map(DeliveryId::from_bytes);
     JobId: columns => columns.id().map(JobId::from_bytes);
 }
 

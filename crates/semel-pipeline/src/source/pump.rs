@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rand::RngExt as _;
+use semel::backoff::Backoff;
 use semel::secret::Secret;
 use semel::store::Error as StoreError;
 use semel::time::{Clock as _, SystemClock};
@@ -22,15 +22,8 @@ use crate::letter::{Cause, NewLetter, SourceMessage};
 /// The targets of an event type.
 pub type EventRoutes = Arc<dyn Fn(&str) -> Vec<String> + Send + Sync>;
 
-/// Pauses after failures: from the first to the last, with up to half as much jitter added.
-const PAUSES: [Duration; 6] = [
-    Duration::from_millis(50),
-    Duration::from_millis(200),
-    Duration::from_millis(500),
-    Duration::from_secs(1),
-    Duration::from_secs(2),
-    Duration::from_secs(5),
-];
+/// The waits after failures.
+const RETRIES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(6));
 
 /// How often dead letters are copied to the source.
 const MIRROR_EVERY: Duration = Duration::from_secs(1);
@@ -72,7 +65,8 @@ pub struct Pump {
     counters: Arc<SourceCounters>,
     /// How often held messages are renewed while the ledger does not accept them.
     renew_every: Duration,
-    failures: usize,
+    is_failing: bool,
+    retries: Backoff,
     mirror_at: Instant,
 }
 
@@ -98,7 +92,8 @@ impl Pump {
             routes,
             counters,
             renew_every: Duration::from_secs(5),
-            failures: 0,
+            is_failing: false,
+            retries: RETRIES,
             mirror_at: Instant::now(),
         }
     }
@@ -325,20 +320,20 @@ impl Pump {
     fn pause(&mut self, what: &str, error: &(dyn fmt::Display + Sync)) -> Duration {
         count(&self.counters.failures, 1);
         let source = self.source.name();
-        if self.failures == 0 {
+        if !self.is_failing {
             tracing::warn!(target: "semel", source, %error, "{what} failed; retrying");
         } else {
             tracing::debug!(target: "semel", source, %error, "{what} failed again");
         }
-        let pause = PAUSES[self.failures.min(PAUSES.len() - 1)];
-        self.failures += 1;
-        pause + pause.mul_f64(rand::rng().random_range(0.0..0.5))
+        self.is_failing = true;
+        self.retries.next_wait()
     }
 
     fn recovered(&mut self) {
-        if self.failures > 0 {
+        if self.is_failing {
             tracing::info!(target: "semel", source = self.source.name(), "the source works again");
-            self.failures = 0;
+            self.is_failing = false;
+            self.retries.reset();
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use semel::backoff::Backoff;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -22,7 +23,7 @@ const LAZY: Duration = Duration::from_millis(50);
 /// The longest time between two takes.
 const BACKSTOP: Duration = Duration::from_secs(30);
 /// The first and the longest pause after a failed take.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+const RETRIES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 
 /// A delivery whose worker crashed this often is sent while nothing else is in progress.
 const SUSPECT: u32 = 2;
@@ -36,7 +37,7 @@ const ALONE: Duration = Duration::from_secs(10);
 pub(super) async fn run(shared: Arc<WorkerShared>, mut stop: watch::Receiver<bool>) {
     let ledger = Arc::clone(&shared.ledger);
     let mut changed = ledger.changed();
-    let mut pause = PAUSE.0;
+    let mut retries = RETRIES;
     // Whether to ask the ledger for the next due time, instead of waiting for attempts in progress.
     let mut patience = DispatchWait::Fresh;
     // How often in a row the ledger reported due work and then returned none.
@@ -69,13 +70,12 @@ pub(super) async fn run(shared: Arc<WorkerShared>, mut stop: watch::Receiver<boo
         if wanted.limit > 0 {
             patience = DispatchWait::Fresh;
             match take(&shared, &targets, &wanted, &mut suspects, &stop).await {
-                Ok(()) => pause = PAUSE.0,
+                Ok(()) => retries.reset(),
                 Err(()) => {
                     tokio::select! {
-                        () = tokio::time::sleep(pause) => {}
+                        () = retries.wait() => {}
                         _ = stop.changed() => {}
                     }
-                    pause = (pause * 2).min(PAUSE.1);
                     shared.room.soil_all();
                 }
             }

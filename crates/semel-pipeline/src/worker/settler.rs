@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use semel::backoff::Backoff;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 
@@ -14,7 +15,7 @@ use crate::ledger::{Error, ErrorKind};
 /// The most results of one call.
 const BATCH: usize = 256;
 /// The first and the longest pause after a failed call.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+const RETRIES: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
 
 /// The result of an attempt, to be written.
 #[derive(Debug)]
@@ -65,7 +66,7 @@ async fn write(shared: &WorkerShared, batch: &[FinishedAttempt]) {
 /// Repeats a call with an unknown result, or a failed one, until it is answered: the work was done, and without its
 /// result it would be repeated.
 async fn persist(shared: &WorkerShared, batch: &[FinishedAttempt]) -> Result<(), Error> {
-    let mut pause = PAUSE.0;
+    let mut retries = RETRIES;
     loop {
         let items = batch.iter().map(|settled| (settled.holding, settled.settle.clone())).collect();
         match shared.ledger.settle(items).await {
@@ -89,8 +90,7 @@ async fn persist(shared: &WorkerShared, batch: &[FinishedAttempt]) -> Result<(),
                     waiting = batch.len(),
                     "the ledger did not write the results of attempts; retrying"
                 );
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(PAUSE.1);
+                retries.wait().await;
             }
             Err(error) => return Err(error),
         }

@@ -1,9 +1,9 @@
-//! The crate from outside: every ledger held to the contract, sources and buffers with real servers.
+//! The crate from outside: every ledger held to the contract, sources with real servers.
 
-#[cfg(feature = "redis")]
-mod burst;
 #[cfg(all(feature = "embedded", feature = "testkit"))]
 mod embedded;
+#[cfg(any(feature = "embedded", feature = "postgres"))]
+mod migration;
 #[cfg(all(feature = "postgres", feature = "testkit"))]
 mod postgres;
 #[cfg(feature = "redis")]

@@ -1,7 +1,7 @@
 //! The steps that are possible in a state.
 
 use super::client::ChangeKind;
-use super::world::{
+use super::state::{
     CallerStage, CallerState, ClaimState, ClientStep, DrainerStep, KeyRow, LeaseHolder, ModelDelivery,
     RedisState, Resetter, TriggerState,
 };
@@ -19,11 +19,11 @@ pub enum TriggerAction {
     /// A client cancels a run.
     Cancel(u8),
     /// The client that cancels sends its next command.
-    GoOnCancelling,
+    ContinueCancel,
     /// A client increments metadata of a run.
     Increment(u8),
     /// The client that increments sends its next command.
-    GoOnIncrementing,
+    ContinueIncrement,
     /// A client resets the key, or sends the next command of its reset.
     Reset,
     /// The lease of a claim expires.
@@ -90,22 +90,22 @@ fn runs(model: &TriggerModel) -> impl Iterator<Item = u8> + use<> {
 }
 
 /// Whether a participant that has begun is not done.
-pub(super) fn is_unfinished(world: &TriggerState) -> bool {
-    world.callers.iter().any(|caller| caller.is_active())
-        || world.canceller != ClientStep::Idle
-        || world.patcher != ClientStep::Idle
+pub(super) fn is_unfinished(state: &TriggerState) -> bool {
+    state.callers.iter().any(|caller| caller.is_active())
+        || state.canceller != ClientStep::Idle
+        || state.patcher != ClientStep::Idle
 }
 
 /// Whether the holder of a lease on a buffered run is alive and still drains this run.
-fn holder_is_active(world: &TriggerState, run: u8, holder: LeaseHolder) -> bool {
+fn holder_is_active(state: &TriggerState, run: u8, holder: LeaseHolder) -> bool {
     match holder {
-        LeaseHolder::Drainer(drainer) => match world.drainers[usize::from(drainer)] {
+        LeaseHolder::Drainer(drainer) => match state.drainers[usize::from(drainer)] {
             DrainerStep::AcceptBuffered(leased)
             | DrainerStep::CancelAfterwards(leased)
             | DrainerStep::Ack(leased) => leased.run == run,
             _ => false,
         },
-        LeaseHolder::Caller(caller) => match world.callers[usize::from(caller)].stage {
+        LeaseHolder::Caller(caller) => match state.callers[usize::from(caller)].stage {
             CallerStage::AcceptBuffered(leased) | CallerStage::Ack(leased) => leased.run == run,
             _ => false,
         },
@@ -114,28 +114,28 @@ fn holder_is_active(world: &TriggerState, run: u8, holder: LeaseHolder) -> bool 
 
 /// Steps that will happen: the next command of every active participant, and leases of dead owners that expire. A state
 /// without such a step is final unless something new begins.
-pub(super) fn certain(model: &TriggerModel, world: &TriggerState, actions: &mut Vec<TriggerAction>) {
+pub(super) fn list_certain(model: &TriggerModel, state: &TriggerState, actions: &mut Vec<TriggerAction>) {
     for caller in runs(model) {
-        let me = world.callers[usize::from(caller)];
-        if me.is_active() && can_continue(world, me) {
-            call(model, caller, me.stage, actions);
+        let own = state.callers[usize::from(caller)];
+        if own.is_active() && can_continue(state, own) {
+            list_call(model, caller, own.stage, actions);
         }
     }
-    for (drainer, state) in (0..).zip(world.drainers) {
+    for (drainer, step) in (0..).zip(state.drainers) {
         // Idle drainers are interchangeable.
-        let alike = drainer > 0 && world.drainers[usize::from(drainer) - 1] == state;
-        match state {
+        let alike = drainer > 0 && state.drainers[usize::from(drainer) - 1] == step;
+        match step {
             DrainerStep::Absent => {}
             DrainerStep::Idle if alike => {}
             DrainerStep::Idle if model.listed => {
-                if world.redis.list.is_some() {
+                if state.redis.list.is_some() {
                     actions.push(TriggerAction::Drain(drainer, None));
                 }
             }
-            DrainerStep::Idle => lease_any(model, world, drainer, actions),
+            DrainerStep::Idle => list_leases(model, state, drainer, actions),
             DrainerStep::Turn(_) => {
                 let before = actions.len();
-                lease_any(model, world, drainer, actions);
+                list_leases(model, state, drainer, actions);
                 if actions.len() == before {
                     actions.push(TriggerAction::Drain(drainer, None));
                 }
@@ -144,117 +144,117 @@ pub(super) fn certain(model: &TriggerModel, world: &TriggerState, actions: &mut 
         }
     }
     for run in runs(model) {
-        if world.ledger.event(run).is_some_and(|event| event.delivery == ModelDelivery::Queued) {
+        if state.ledger.event(run).is_some_and(|event| event.delivery == ModelDelivery::Queued) {
             actions.push(TriggerAction::Execute(run));
         }
-        if let Some(holder) = world.redis.entry(run).and_then(|entry| entry.lease)
-            && !holder_is_active(world, run, holder)
+        if let Some(holder) = state.redis.entry(run).and_then(|entry| entry.lease)
+            && !holder_is_active(state, run, holder)
         {
             actions.push(TriggerAction::LeaseEnds(run));
         }
     }
-    for (generation, claim) in (0..).zip(world.redis.claims) {
+    for (generation, claim) in (0..).zip(state.redis.claims) {
         if let ClaimState::Held { owner, lapsed: false, .. } = claim
-            && !world.callers[usize::from(owner)].is_active()
+            && !state.callers[usize::from(owner)].is_active()
         {
             actions.push(TriggerAction::ClaimLapses(generation));
         }
     }
-    match world.canceller {
+    match state.canceller {
         ClientStep::Idle => {}
-        client if is_waiting(world, client) => {}
-        _ => actions.push(TriggerAction::GoOnCancelling),
+        client if is_waiting(state, client) => {}
+        _ => actions.push(TriggerAction::ContinueCancel),
     }
-    if world.patcher != ClientStep::Idle {
-        actions.push(TriggerAction::GoOnIncrementing);
+    if state.patcher != ClientStep::Idle {
+        actions.push(TriggerAction::ContinueIncrement);
     }
-    if world.resetter != Resetter::Idle {
+    if state.resetter != Resetter::Idle {
         actions.push(TriggerAction::Reset);
     }
 }
 
 /// Steps that may happen or not: new work, pauses, crashes and faults.
-pub(super) fn possible(model: &TriggerModel, world: &TriggerState, actions: &mut Vec<TriggerAction>) {
-    let left = &world.left;
+pub(super) fn list_possible(model: &TriggerModel, state: &TriggerState, actions: &mut Vec<TriggerAction>) {
+    let left = &state.left;
     for caller in runs(model) {
-        let me = world.callers[usize::from(caller)];
+        let own = state.callers[usize::from(caller)];
         let at = usize::from(caller);
         let alike = at > 0
             && model.callers[at] == model.callers[at - 1]
-            && world.callers[at - 1].stage == CallerStage::Idle;
-        if me.stage == CallerStage::Idle && !alike {
+            && state.callers[at - 1].stage == CallerStage::Idle;
+        if own.stage == CallerStage::Idle && !alike {
             actions.push(TriggerAction::Call(caller, GateOutcome::Ledger));
         }
-        if me.is_active() {
+        if own.is_active() {
             if left.crashes > 0 {
                 actions.push(TriggerAction::CallerDies(caller));
             }
-            if left.failures > 0 && !me.alone {
+            if left.failures > 0 && !own.alone {
                 let all = [RedisFailure::NotSent, RedisFailure::Lost, RedisFailure::AnswerLost];
                 actions.extend(all.map(|failure| TriggerAction::Fail(caller, failure)));
             }
         }
-        if me.stage == CallerStage::Idle && left.failures > 0 && !alike {
+        if own.stage == CallerStage::Idle && left.failures > 0 && !alike {
             actions.push(TriggerAction::Fail(caller, RedisFailure::NotSent));
         }
     }
-    for (drainer, state) in (0..).zip(world.drainers) {
-        if left.crashes > 0 && !matches!(state, DrainerStep::Absent | DrainerStep::Idle) {
+    for (drainer, step) in (0..).zip(state.drainers) {
+        if left.crashes > 0 && !matches!(step, DrainerStep::Absent | DrainerStep::Idle) {
             actions.push(TriggerAction::DrainerDies(drainer));
         }
     }
-    if left.crashes > 0 && world.resetter != Resetter::Idle {
+    if left.crashes > 0 && state.resetter != Resetter::Idle {
         actions.push(TriggerAction::ResetterDies);
     }
     for run in runs(model) {
-        let placed = world.witness.placed.has(run);
-        if placed && left.cancels > 0 && world.canceller == ClientStep::Idle {
+        let placed = state.witness.placed.has(run);
+        if placed && left.cancels > 0 && state.canceller == ClientStep::Idle {
             actions.push(TriggerAction::Cancel(run));
         }
-        if placed && left.increments > 0 && world.patcher == ClientStep::Idle {
+        if placed && left.increments > 0 && state.patcher == ClientStep::Idle {
             actions.push(TriggerAction::Increment(run));
         }
-        if placed && left.expiries > 0 && !world.expired.has(run) {
+        if placed && left.expiries > 0 && !state.expired.has(run) {
             actions.push(TriggerAction::Expire(run));
         }
-        if let Some(holder) = world.redis.entry(run).and_then(|entry| entry.lease)
+        if let Some(holder) = state.redis.entry(run).and_then(|entry| entry.lease)
             && left.pauses > 0
-            && holder_is_active(world, run, holder)
+            && holder_is_active(state, run, holder)
         {
             actions.push(TriggerAction::LeaseEnds(run));
         }
     }
-    for (generation, claim) in (0_u8..).zip(world.redis.claims) {
+    for (generation, claim) in (0_u8..).zip(state.redis.claims) {
         match claim {
             ClaimState::Held { owner, lapsed: false, .. }
-                if left.pauses > 0 && world.callers[usize::from(owner)].is_active() =>
+                if left.pauses > 0 && state.callers[usize::from(owner)].is_active() =>
             {
                 actions.push(TriggerAction::ClaimLapses(generation));
             }
-            ClaimState::Done { run } if world.expired.has(run) => {
+            ClaimState::Done { run } if state.expired.has(run) => {
                 actions.push(TriggerAction::DoneClaimExpires(generation));
             }
             _ => {}
         }
         let at = usize::from(generation);
         if left.claim_records_end > 0
-            && (claim != ClaimState::Free || world.redis.fences[at] != 0 || world.redis.closed[at])
+            && (claim != ClaimState::Free || state.redis.fences[at] != 0 || state.redis.closed[at])
         {
             actions.push(TriggerAction::ClaimRecordsEnd(generation));
         }
     }
-    if left.resets > 0 && world.resetter == Resetter::Idle {
+    if left.resets > 0 && state.resetter == Resetter::Idle {
         actions.push(TriggerAction::Reset);
     }
-    if left.sweeps > 0 && may_sweep(model, world) {
+    if left.sweeps > 0 && may_sweep(model, state) {
         actions.push(TriggerAction::Sweep);
     }
-    if left.losses > 0 && world.redis != RedisState::empty() {
+    if left.losses > 0 && state.redis != RedisState::empty() {
         actions.push(TriggerAction::Lose);
     }
 }
 
-fn call(model: &TriggerModel, caller: u8, stage: CallerStage, actions: &mut Vec<TriggerAction>) {
+fn list_call(model: &TriggerModel, caller: u8, stage: CallerStage, actions: &mut Vec<TriggerAction>) {
     let wait = model.callers[usize::from(caller)].wait;
     if stage == CallerStage::Gate && !wait {
         actions.push(TriggerAction::Call(caller, GateOutcome::Buffer));
@@ -266,119 +266,119 @@ fn call(model: &TriggerModel, caller: u8, stage: CallerStage, actions: &mut Vec<
 }
 
 /// Whether a caller does not have to wait.
-fn can_continue(world: &TriggerState, caller: CallerState) -> bool {
+fn can_continue(state: &TriggerState, caller: CallerState) -> bool {
     match caller.stage {
         CallerStage::Wait => {
-            let claim = world.redis.claims[usize::from(caller.generation)];
+            let claim = state.redis.claims[usize::from(caller.generation)];
             !matches!(claim, ClaimState::Held { lapsed: false, .. })
         }
-        CallerStage::Lease(run) => world.redis.entry(run).is_none_or(|entry| entry.lease.is_none()),
+        CallerStage::Lease(run) => state.redis.entry(run).is_none_or(|entry| entry.lease.is_none()),
         _ => true,
     }
 }
 
-fn is_waiting(world: &TriggerState, client: ClientStep) -> bool {
+fn is_waiting(state: &TriggerState, client: ClientStep) -> bool {
     let ClientStep::InTransit(run) = client else { return false };
-    world.ledger.event(run).is_none() && world.redis.entry(run).is_some()
+    state.ledger.event(run).is_none() && state.redis.entry(run).is_some()
 }
 
-fn lease_any(model: &TriggerModel, world: &TriggerState, drainer: u8, actions: &mut Vec<TriggerAction>) {
-    let free = |run: &u8| world.redis.entry(*run).is_some_and(|entry| entry.lease.is_none());
+fn list_leases(model: &TriggerModel, state: &TriggerState, drainer: u8, actions: &mut Vec<TriggerAction>) {
+    let free = |run: &u8| state.redis.entry(*run).is_some_and(|entry| entry.lease.is_none());
     actions.extend(runs(model).filter(free).map(|run| TriggerAction::Drain(drainer, Some(run))));
 }
 
 /// The row of a key without a holder is removed once no claim, entry or process knows an older generation.
-fn may_sweep(model: &TriggerModel, world: &TriggerState) -> bool {
-    let Some(KeyRow { holder, .. }) = world.ledger.row else { return false };
-    let free = holder.is_none_or(|holder| world.expired.has(holder));
-    let forgotten = world.redis.entries.iter().all(Option::is_none)
-        && !world.callers.iter().any(|caller| caller.is_active())
-        && world.drainers.iter().all(|drainer| matches!(drainer, DrainerStep::Idle | DrainerStep::Absent));
+fn may_sweep(model: &TriggerModel, state: &TriggerState) -> bool {
+    let Some(KeyRow { holder, .. }) = state.ledger.row else { return false };
+    let free = holder.is_none_or(|holder| state.expired.has(holder));
+    let forgotten = state.redis.entries.iter().all(Option::is_none)
+        && !state.callers.iter().any(|caller| caller.is_active())
+        && state.drainers.iter().all(|drainer| matches!(drainer, DrainerStep::Idle | DrainerStep::Absent));
     free && (forgotten || model.broken_by(TriggerMutant::SweepTooEarly))
 }
 
 impl ModelStep<'_> {
     /// Takes the action; `None` if it is not possible.
-    pub(super) fn take(&mut self, action: TriggerAction) -> Option<()> {
-        let world = &mut self.world;
+    pub(super) fn apply(&mut self, action: TriggerAction) -> Option<()> {
+        let state = &mut self.state;
         match action {
             TriggerAction::Call(caller, place) => self.call(caller, place)?,
             TriggerAction::Drain(drainer, run) => self.drain(drainer, run)?,
             TriggerAction::Execute(run) => self.execute(run)?,
             TriggerAction::Cancel(run) => self.begin_change(ChangeKind::Cancel, run)?,
-            TriggerAction::GoOnCancelling => self.change(ChangeKind::Cancel)?,
+            TriggerAction::ContinueCancel => self.change(ChangeKind::Cancel)?,
             TriggerAction::Increment(run) => self.begin_change(ChangeKind::Increment, run)?,
-            TriggerAction::GoOnIncrementing => self.change(ChangeKind::Increment)?,
+            TriggerAction::ContinueIncrement => self.change(ChangeKind::Increment)?,
             TriggerAction::Reset => self.reset_key()?,
             TriggerAction::ClaimLapses(generation) => {
-                let ClaimState::Held { owner, lapsed, .. } = world.redis.claim_mut(generation) else {
+                let ClaimState::Held { owner, lapsed, .. } = state.redis.claim_mut(generation) else {
                     return None;
                 };
                 *lapsed = true;
-                if world.callers[usize::from(*owner)].is_active() {
-                    world.left.pauses -= 1;
+                if state.callers[usize::from(*owner)].is_active() {
+                    state.left.pauses -= 1;
                 }
             }
             TriggerAction::LeaseEnds(run) => {
-                let holder = world.redis.entry(run)?.lease?;
-                if holder_is_active(world, run, holder) {
-                    world.left.pauses -= 1;
+                let holder = state.redis.entry(run)?.lease?;
+                if holder_is_active(state, run, holder) {
+                    state.left.pauses -= 1;
                 }
-                world.redis.entry_mut(run).as_mut()?.lease = None;
+                state.redis.entry_mut(run).as_mut()?.lease = None;
             }
             TriggerAction::Expire(run) => {
-                world.left.expiries -= 1;
-                world.expired.add(run);
+                state.left.expiries -= 1;
+                state.expired.add(run);
             }
             TriggerAction::DoneClaimExpires(generation) => {
-                *world.redis.claim_mut(generation) = ClaimState::Free;
+                *state.redis.claim_mut(generation) = ClaimState::Free;
             }
             TriggerAction::ClaimRecordsEnd(generation) => {
-                world.left.claim_records_end -= 1;
+                state.left.claim_records_end -= 1;
                 self.end_claim_records(generation);
             }
             TriggerAction::Sweep => {
-                self.mark(Milestone::Swept);
-                self.world.left.sweeps -= 1;
+                self.reach(Milestone::Swept);
+                self.state.left.sweeps -= 1;
                 self.sweep();
                 if !self.broken_by(TriggerMutant::SweepTooEarly) {
                     // Claims, fences and closed generations have ended long before.
-                    self.world.redis = RedisState {
-                        entries: self.world.redis.entries,
-                        list: self.world.redis.list,
-                        part: self.world.redis.part,
+                    self.state.redis = RedisState {
+                        entries: self.state.redis.entries,
+                        list: self.state.redis.list,
+                        part: self.state.redis.part,
                         ..RedisState::empty()
                     };
                 }
             }
             TriggerAction::CallerDies(caller) => {
-                world.left.crashes -= 1;
-                world.callers[usize::from(caller)].stage = CallerStage::Gone;
+                state.left.crashes -= 1;
+                state.callers[usize::from(caller)].stage = CallerStage::Gone;
             }
             TriggerAction::DrainerDies(drainer) => {
-                world.left.crashes -= 1;
-                world.drainers[usize::from(drainer)] = DrainerStep::Idle;
+                state.left.crashes -= 1;
+                state.drainers[usize::from(drainer)] = DrainerStep::Idle;
             }
             TriggerAction::ResetterDies => {
-                world.left.crashes -= 1;
-                world.resetter = Resetter::Idle;
+                state.left.crashes -= 1;
+                state.resetter = Resetter::Idle;
             }
             TriggerAction::Fail(caller, failure) => {
-                world.left.failures -= 1;
-                if world.callers[usize::from(caller)].stage == CallerStage::Idle {
+                state.left.failures -= 1;
+                if state.callers[usize::from(caller)].stage == CallerStage::Idle {
                     self.begin_failed(caller);
                 } else {
                     self.fail(caller, failure)?;
                 }
             }
             TriggerAction::Lose => {
-                world.left.losses -= 1;
-                for run in 0..u8::try_from(world.redis.entries.len()).unwrap_or(u8::MAX) {
-                    if world.redis.entry(run).is_some() && world.ledger.event(run).is_none() {
-                        world.witness.lost.add(run);
+                state.left.losses -= 1;
+                for run in 0..u8::try_from(state.redis.entries.len()).unwrap_or(u8::MAX) {
+                    if state.redis.entry(run).is_some() && state.ledger.event(run).is_none() {
+                        state.witness.lost.add(run);
                     }
                 }
-                world.redis = RedisState::empty();
+                state.redis = RedisState::empty();
             }
         }
         Some(())

@@ -3,7 +3,7 @@
 use super::action::{GateOutcome, RedisFailure};
 use super::ledger::AcceptResult;
 use super::redis::{AckResult, PutResult};
-use super::world::{
+use super::state::{
     CallerStage, ClaimAnswer, ClaimState, KeyRow, LeaseHolder, LeasedRunState, LedgerRun, LookReason,
     ModelDelivery, TriggerRule,
 };
@@ -13,8 +13,8 @@ impl ModelStep<'_> {
     /// Sends the next command of a caller; `None` if it has to wait.
     pub(super) fn call(&mut self, caller: u8, place: GateOutcome) -> Option<()> {
         let at = usize::from(caller);
-        let generation = self.world.callers[at].generation;
-        match self.world.callers[at].stage {
+        let generation = self.state.callers[at].generation;
+        match self.state.callers[at].stage {
             CallerStage::Idle => {
                 self.begin(caller);
                 if self.model.is_keyed(caller) {
@@ -23,9 +23,9 @@ impl ModelStep<'_> {
             }
             CallerStage::Claim => {
                 let asked = self.claim(caller, generation);
-                self.go(caller, CallerStage::Find(asked));
+                self.set_stage(caller, CallerStage::Find(asked));
                 if asked == ClaimAnswer::Won && self.broken_by(TriggerMutant::WinnerSkipsLedger) {
-                    self.go(caller, CallerStage::Gate);
+                    self.set_stage(caller, CallerStage::Gate);
                 }
             }
             CallerStage::Find(asked) => self.find(caller, asked),
@@ -33,31 +33,31 @@ impl ModelStep<'_> {
                 if place == GateOutcome::Buffer && !self.waits(caller) {
                     self.put_run(caller);
                 } else if self.broken_by(TriggerMutant::DirectWriteSkipsBuffer) {
-                    self.go(caller, CallerStage::Accept);
+                    self.set_stage(caller, CallerStage::Accept);
                 } else {
-                    self.look(caller, LookReason::BeforeAccept);
+                    self.look_in_buffer(caller, LookReason::BeforeAccept);
                 }
             }
             CallerStage::Put => self.put_run(caller),
             CallerStage::Announce => {
                 let number = self.announce();
                 if self.broken_by(TriggerMutant::NumberInsteadOfToken) {
-                    self.world.callers[at].token = number;
+                    self.state.callers[at].token = number;
                 }
                 let last = self.broken_by(TriggerMutant::AnnounceAfterPut);
-                self.go(caller, if last { CallerStage::Resolve(caller) } else { CallerStage::Put });
+                self.set_stage(caller, if last { CallerStage::Resolve(caller) } else { CallerStage::Put });
             }
             CallerStage::Fence => {
-                let fence = self.world.callers[at].fence;
-                let written = &mut self.world.redis.fences[usize::from(generation)];
+                let fence = self.state.callers[at].fence;
+                let written = &mut self.state.redis.fences[usize::from(generation)];
                 *written = fence.max(*written);
-                self.go(caller, CallerStage::Find(ClaimAnswer::Fenced));
+                self.set_stage(caller, CallerStage::Find(ClaimAnswer::Fenced));
             }
-            CallerStage::Look(why) => self.look(caller, why),
+            CallerStage::Look(why) => self.look_in_buffer(caller, why),
             CallerStage::LookUp(run) => {
-                if self.world.ledger.event(run).is_some() && self.expired_in_ledger(run) {
-                    self.go(caller, CallerStage::Advance(generation));
-                } else if self.world.ledger.event(run).is_some() {
+                if self.state.ledger.event(run).is_some() && self.expired_in_ledger(run) {
+                    self.set_stage(caller, CallerStage::Advance(generation));
+                } else if self.state.ledger.event(run).is_some() {
                     self.answer(caller, run);
                 } else {
                     self.forget(generation);
@@ -65,43 +65,45 @@ impl ModelStep<'_> {
                 }
             }
             CallerStage::LookLostBuffer => {
-                match self.world.redis.indexed(generation) {
-                    Some(run) if self.is_like(caller, run) && !self.world.expired.has(run) => {
-                        self.mark(Milestone::LostKeyFound);
+                match self.state.redis.indexed(generation) {
+                    Some(run) if self.has_payload_of(caller, run) && !self.state.expired.has(run) => {
+                        self.reach(Milestone::LostKeyFound);
                         if self.waits(caller) {
-                            self.go_promote(caller, run);
+                            self.begin_promotion(caller, run);
                         } else {
                             self.answer(caller, run);
                         }
                     }
                     _ if self.broken_by(TriggerMutant::LedgerBeforeBuffer) => self.refuse(caller),
-                    _ => self.go(caller, CallerStage::LookLostLedger),
+                    _ => self.set_stage(caller, CallerStage::LookLostLedger),
                 };
             }
             CallerStage::LookLostLedger => self.look_lost_in_ledger(caller),
             CallerStage::Accept if self.too_late_to_write(caller) => self.restart(caller),
             CallerStage::Accept => match self.accept(caller, generation) {
                 AcceptResult::Own => {
-                    if self.world.callers[at].alone {
-                        self.mark(Milestone::Alone);
+                    if self.state.callers[at].alone {
+                        self.reach(Milestone::Alone);
                     }
                     self.settle(caller, caller);
                 }
-                AcceptResult::Held(holder) if self.is_like(caller, holder) => self.settle(caller, holder),
-                AcceptResult::Held(_) => self.go(caller, self.lost_look()),
-                AcceptResult::Expired(from) => self.go(caller, CallerStage::Advance(from)),
+                AcceptResult::Held(holder) if self.has_payload_of(caller, holder) => {
+                    self.settle(caller, holder);
+                }
+                AcceptResult::Held(_) => self.set_stage(caller, self.first_look_for_lost()),
+                AcceptResult::Expired(from) => self.set_stage(caller, CallerStage::Advance(from)),
                 AcceptResult::Stale => self.restart(caller),
             },
             CallerStage::Advance(from) => {
                 let next = self.advance(from);
                 self.restart(caller);
                 if let Some(next) = next {
-                    self.world.callers[at].generation = next;
+                    self.state.callers[at].generation = next;
                 }
             }
             CallerStage::Wait => {
                 if matches!(
-                    self.world.redis.claims[usize::from(generation)],
+                    self.state.redis.claims[usize::from(generation)],
                     ClaimState::Held { lapsed: false, .. }
                 ) {
                     return None;
@@ -113,21 +115,21 @@ impl ModelStep<'_> {
             CallerStage::AcceptBuffered(leased) => {
                 if self.broken_by(TriggerMutant::PromoteWithoutLease) {
                     self.write_promoted(leased);
-                    self.go(caller, CallerStage::Remove(leased.run));
+                    self.set_stage(caller, CallerStage::Remove(leased.run));
                 } else {
                     self.accept_buffered(leased);
-                    self.go(caller, CallerStage::Ack(leased));
+                    self.set_stage(caller, CallerStage::Ack(leased));
                 }
             }
             CallerStage::Ack(leased) => match self.ack(leased, LeaseHolder::Caller(caller)) {
                 AckResult::Gone | AckResult::Lost => {
-                    self.mark(Milestone::Promoted);
+                    self.reach(Milestone::Promoted);
                     self.settle(caller, leased.run);
                 }
-                AckResult::Changed(leased) => self.go(caller, CallerStage::AcceptBuffered(leased)),
+                AckResult::Changed(leased) => self.set_stage(caller, CallerStage::AcceptBuffered(leased)),
             },
             CallerStage::Remove(run) => {
-                let entry = self.world.redis.entry_mut(run);
+                let entry = self.state.redis.entry_mut(run);
                 if entry.is_some_and(|entry| entry.lease.is_none()) {
                     *entry = None;
                 }
@@ -149,46 +151,48 @@ impl ModelStep<'_> {
     }
 
     fn begin(&mut self, caller: u8) {
-        let world = &self.world;
-        let era = world.ledger.clock;
-        let owed = world.witness.told.iter().find(|run| {
-            let told = usize::from(*run);
-            world.witness.era[told] == era && self.is_like(caller, *run) && !world.expired.has(*run)
+        let state = &self.state;
+        let era = state.ledger.clock;
+        let acknowledged = state.witness.answered.iter().find(|run| {
+            let answered = usize::from(*run);
+            state.witness.era[answered] == era
+                && self.has_payload_of(caller, *run)
+                && !state.expired.has(*run)
         });
-        let expired = world.expired;
-        let me = &mut self.world.callers[usize::from(caller)];
-        (me.began, me.era, me.expired, me.owed) = (era, era, expired, owed);
+        let expired = state.expired;
+        let own = &mut self.state.callers[usize::from(caller)];
+        (own.began, own.era, own.expired, own.acknowledged) = (era, era, expired, acknowledged);
         self.begin_claim(caller);
     }
 
     /// Whether the ledger refuses a write because the claim is too old.
     fn too_late_to_write(&self, caller: u8) -> bool {
-        let late = self.world.callers[usize::from(caller)].late;
+        let late = self.state.callers[usize::from(caller)].late;
         if late {
-            self.mark(Milestone::WriteTooLate);
+            self.reach(Milestone::WriteTooLate);
         }
         late && !self.broken_by(TriggerMutant::WriteAfterClaimEnded)
     }
 
-    fn go(&mut self, caller: u8, stage: CallerStage) {
-        self.world.callers[usize::from(caller)].stage = stage;
+    fn set_stage(&mut self, caller: u8, stage: CallerStage) {
+        self.state.callers[usize::from(caller)].stage = stage;
     }
 
-    fn is_like(&self, caller: u8, run: u8) -> bool {
+    fn has_payload_of(&self, caller: u8, run: u8) -> bool {
         self.payload(caller) == self.payload(run) || self.broken_by(TriggerMutant::PayloadNotCompared)
     }
 
     /// Starts again: from the claim, or from the ledger if the caller uses the ledger alone.
     fn restart(&mut self, caller: u8) {
         let at = usize::from(caller);
-        let (generation, alone) = (self.world.callers[at].generation, self.world.callers[at].alone);
+        let (generation, alone) = (self.state.callers[at].generation, self.state.callers[at].alone);
         if alone {
-            self.go(caller, CallerStage::Find(ClaimAnswer::Nothing));
+            self.set_stage(caller, CallerStage::Find(ClaimAnswer::Nothing));
         } else {
-            self.give_back(caller, generation);
-            self.world.callers[at].fence = 0;
-            self.world.callers[at].token = 0;
-            self.world.callers[at].late = false;
+            self.release_claim(caller, generation);
+            self.state.callers[at].fence = 0;
+            self.state.callers[at].token = 0;
+            self.state.callers[at].late = false;
             self.begin_claim(caller);
         }
     }
@@ -200,31 +204,31 @@ impl ModelStep<'_> {
             true => CallerStage::Claim,
             false => CallerStage::Gate,
         };
-        self.go(caller, first);
+        self.set_stage(caller, first);
     }
 
     /// Reads the row of the key. This always follows the claim.
     fn find(&mut self, caller: u8, asked: ClaimAnswer) {
         let at = usize::from(caller);
-        let KeyRow { generation, holder } = self.world.ledger.row();
-        self.world.callers[at].era = self.world.ledger.clock;
+        let KeyRow { generation, holder } = self.state.ledger.row();
+        self.state.callers[at].era = self.state.ledger.clock;
         if let Some(holder) = holder
             && self.expired_in_ledger(holder)
         {
-            return self.go(caller, CallerStage::Advance(generation));
+            return self.set_stage(caller, CallerStage::Advance(generation));
         }
-        if generation != self.world.callers[at].generation {
+        if generation != self.state.callers[at].generation {
             self.restart(caller);
-            self.world.callers[at].generation = generation;
-            if self.world.callers[at].alone {
+            self.state.callers[at].generation = generation;
+            if self.state.callers[at].alone {
                 // Without a claim to take, it continues with the generation that it just read.
                 self.find(caller, asked);
             }
             return;
         }
         match holder {
-            Some(holder) if self.is_like(caller, holder) => return self.settle(caller, holder),
-            Some(_) => return self.go(caller, self.lost_look()),
+            Some(holder) if self.has_payload_of(caller, holder) => return self.settle(caller, holder),
+            Some(_) => return self.set_stage(caller, self.first_look_for_lost()),
             None => {}
         }
         let next = match asked {
@@ -239,43 +243,43 @@ impl ModelStep<'_> {
             ClaimAnswer::Conflict => CallerStage::Look(LookReason::Conflict),
             ClaimAnswer::Nothing => CallerStage::Accept,
         };
-        self.go(caller, next);
+        self.set_stage(caller, next);
     }
 
     /// Looks up the key in the buffer.
-    fn look(&mut self, caller: u8, why: LookReason) {
-        let generation = self.world.callers[usize::from(caller)].generation;
+    fn look_in_buffer(&mut self, caller: u8, why: LookReason) {
+        let generation = self.state.callers[usize::from(caller)].generation;
         let found = match why {
             // By its id. The buffer is asked before the ledger, because a run moves from the buffer to the ledger.
-            LookReason::Replay(run) => self.world.redis.entry(run).map(|_| run),
-            _ => self.world.redis.indexed(generation),
+            LookReason::Replay(run) => self.state.redis.entry(run).map(|_| run),
+            _ => self.state.redis.indexed(generation),
         };
         let frees = self.broken_by(TriggerMutant::BufferFreesExpiredKey);
         match found {
-            Some(run) if self.world.expired.has(run) && !frees => {
-                self.go(caller, CallerStage::Advance(generation));
+            Some(run) if self.state.expired.has(run) && !frees => {
+                self.set_stage(caller, CallerStage::Advance(generation));
             }
-            Some(run) if self.is_like(caller, run) && !self.world.expired.has(run) => {
+            Some(run) if self.has_payload_of(caller, run) && !self.state.expired.has(run) => {
                 if self.waits(caller) && !self.broken_by(TriggerMutant::WaitNotPromoted) {
-                    self.go_promote(caller, run);
+                    self.begin_promotion(caller, run);
                 } else {
                     self.settle(caller, run);
                 }
             }
-            Some(run) if !self.world.expired.has(run) => self.go(caller, CallerStage::LookLostLedger),
+            Some(run) if !self.state.expired.has(run) => self.set_stage(caller, CallerStage::LookLostLedger),
             _ => match why {
-                LookReason::BeforeAccept => self.go(caller, CallerStage::Accept),
+                LookReason::BeforeAccept => self.set_stage(caller, CallerStage::Accept),
                 LookReason::Busy if self.broken_by(TriggerMutant::RoundsBypassClaim) => {
-                    self.go(caller, CallerStage::Gate);
+                    self.set_stage(caller, CallerStage::Gate);
                 }
-                LookReason::Busy => self.go(caller, CallerStage::Wait),
-                LookReason::Replay(run) => self.go(caller, CallerStage::LookUp(run)),
-                LookReason::Conflict => self.go(caller, CallerStage::LookLostLedger),
+                LookReason::Busy => self.set_stage(caller, CallerStage::Wait),
+                LookReason::Replay(run) => self.set_stage(caller, CallerStage::LookUp(run)),
+                LookReason::Conflict => self.set_stage(caller, CallerStage::LookLostLedger),
             },
         }
     }
 
-    fn lost_look(&self) -> CallerStage {
+    fn first_look_for_lost(&self) -> CallerStage {
         if self.broken_by(TriggerMutant::LedgerBeforeBuffer) {
             CallerStage::LookLostLedger
         } else {
@@ -286,89 +290,89 @@ impl ModelStep<'_> {
     /// The last look before a conflict is answered: a run may have moved here since the look into the buffer.
     fn look_lost_in_ledger(&mut self, caller: u8) {
         let at = usize::from(caller);
-        let row = self.world.ledger.row();
-        if row.generation != self.world.callers[at].generation {
+        let row = self.state.ledger.row();
+        if row.generation != self.state.callers[at].generation {
             return self.restart(caller);
         }
         match row.holder {
             Some(holder) if self.expired_in_ledger(holder) => {
-                return self.go(caller, CallerStage::Advance(row.generation));
+                return self.set_stage(caller, CallerStage::Advance(row.generation));
             }
-            Some(holder) if self.is_like(caller, holder) => return self.settle(caller, holder),
+            Some(holder) if self.has_payload_of(caller, holder) => return self.settle(caller, holder),
             _ => {}
         }
         let lost = |run: &u8| {
-            let event = self.world.ledger.event(*run);
+            let event = self.state.ledger.event(*run);
             event.is_some_and(|event| event.lost_key && event.generation == row.generation)
-                && self.is_like(caller, *run)
-                && !self.world.expired.has(*run)
+                && self.has_payload_of(caller, *run)
+                && !self.state.expired.has(*run)
         };
         let runs = u8::try_from(self.model.callers.len()).unwrap_or(u8::MAX);
         match (0..runs).find(lost) {
             Some(run) => {
-                self.mark(Milestone::LostKeyFound);
+                self.reach(Milestone::LostKeyFound);
                 self.answer(caller, run);
             }
             // The buffer was not asked, so the caller's run may be there.
-            None if self.world.callers[at].alone => self.go(caller, CallerStage::Unavailable),
+            None if self.state.callers[at].alone => self.set_stage(caller, CallerStage::Unavailable),
             None if self.broken_by(TriggerMutant::LedgerBeforeBuffer) => {
-                self.go(caller, CallerStage::LookLostBuffer);
+                self.set_stage(caller, CallerStage::LookLostBuffer);
             }
             None => self.refuse(caller),
         }
     }
 
     fn put_run(&mut self, caller: u8) {
-        let generation = self.world.callers[usize::from(caller)].generation;
+        let generation = self.state.callers[usize::from(caller)].generation;
         match self.put(caller) {
             PutResult::Taken if self.model.listed && self.broken_by(TriggerMutant::AnnounceAfterPut) => {
-                self.go(caller, CallerStage::Announce);
+                self.set_stage(caller, CallerStage::Announce);
             }
             PutResult::Taken => self.settle(caller, caller),
-            PutResult::Duplicate(run) if self.is_like(caller, run) => self.settle(caller, run),
-            PutResult::Duplicate(_) => self.go(caller, CallerStage::LookLostLedger),
-            PutResult::Expired => self.go(caller, CallerStage::Advance(generation)),
+            PutResult::Duplicate(run) if self.has_payload_of(caller, run) => self.settle(caller, run),
+            PutResult::Duplicate(_) => self.set_stage(caller, CallerStage::LookLostLedger),
+            PutResult::Expired => self.set_stage(caller, CallerStage::Advance(generation)),
             PutResult::Refused => self.restart(caller),
             PutResult::NotListed(token) => {
-                self.world.callers[usize::from(caller)].token = token;
-                self.go(caller, CallerStage::Announce);
+                self.state.callers[usize::from(caller)].token = token;
+                self.set_stage(caller, CallerStage::Announce);
             }
         }
     }
 
-    fn go_promote(&mut self, caller: u8, run: u8) {
-        if self.world.redis.entry(run).is_some_and(|entry| entry.lease.is_some()) {
-            self.mark(Milestone::PromotionWaited);
+    fn begin_promotion(&mut self, caller: u8, run: u8) {
+        if self.state.redis.entry(run).is_some_and(|entry| entry.lease.is_some()) {
+            self.reach(Milestone::PromotionWaited);
         }
-        self.go(caller, CallerStage::Lease(run));
+        self.set_stage(caller, CallerStage::Lease(run));
     }
 
     /// Leases the run unless it has another lease. Starts again if the run is no longer in the buffer.
     fn promote(&mut self, caller: u8, run: u8) -> Option<()> {
-        let Some(entry) = self.world.redis.entry(run) else {
+        let Some(entry) = self.state.redis.entry(run) else {
             self.restart(caller);
             return self.call(caller, GateOutcome::Ledger);
         };
         if self.broken_by(TriggerMutant::PromoteWithoutLease) {
-            self.go(caller, CallerStage::AcceptBuffered(entry.leased(run)));
+            self.set_stage(caller, CallerStage::AcceptBuffered(entry.leased(run)));
             return Some(());
         }
         let leased = self.lease(run, LeaseHolder::Caller(caller))?;
-        self.go(caller, CallerStage::AcceptBuffered(leased));
+        self.set_stage(caller, CallerStage::AcceptBuffered(leased));
         Some(())
     }
 
     /// Mutant: promotion without a lease writes the run as live, with its changes and without their number.
     fn write_promoted(&mut self, leased: LeasedRunState) {
         let run = usize::from(leased.run);
-        if self.world.ledger.events[run].is_some() {
+        if self.state.ledger.events[run].is_some() {
             return;
         }
-        let row = self.world.ledger.row();
+        let row = self.state.ledger.row();
         if row.holder.is_none() {
-            self.world.ledger.row = Some(KeyRow { holder: Some(leased.run), ..row });
+            self.state.ledger.row = Some(KeyRow { holder: Some(leased.run), ..row });
         }
-        self.world.ledger.events[run] = Some(LedgerRun {
+        self.state.ledger.events[run] = Some(LedgerRun {
             generation: row.generation,
             delivery: ModelDelivery::Queued,
             lost_key: false,
@@ -380,53 +384,53 @@ impl ModelStep<'_> {
 
     /// The run of this trigger is known: resolves the claim to it, if the caller has one, and answers.
     fn settle(&mut self, caller: u8, run: u8) {
-        let me = &self.world.callers[usize::from(caller)];
-        if me.fence != 0 && !me.alone {
-            self.go(caller, CallerStage::Resolve(run));
+        let own = &self.state.callers[usize::from(caller)];
+        if own.fence != 0 && !own.alone {
+            self.set_stage(caller, CallerStage::Resolve(run));
         } else {
             self.answer(caller, run);
         }
     }
 
     fn answer(&mut self, caller: u8, run: u8) {
-        let me = self.world.callers[usize::from(caller)];
-        let era = self.world.witness.era[usize::from(run)];
+        let own = self.state.callers[usize::from(caller)];
+        let era = self.state.witness.era[usize::from(run)];
         if self.payload(caller) != self.payload(run) {
-            self.world.break_rule(TriggerRule::OwnPayload);
+            self.state.break_rule(TriggerRule::OwnPayload);
         }
-        if era < me.began || me.expired.has(run) {
-            self.world.break_rule(TriggerRule::CurrentRun);
+        if era < own.began || own.expired.has(run) {
+            self.state.break_rule(TriggerRule::CurrentRun);
         }
-        if self.waits(caller) && self.world.ledger.event(run).is_none() {
-            self.world.break_rule(TriggerRule::WaiterServed);
+        if self.waits(caller) && self.state.ledger.event(run).is_none() {
+            self.state.break_rule(TriggerRule::WaiterServed);
         }
-        self.world.witness.told.add(run);
+        self.state.witness.answered.add(run);
         if run == caller && self.model.is_keyed(run) {
-            let firsts = &mut self.world.witness.firsts[usize::from(era)];
+            let firsts = &mut self.state.witness.firsts[usize::from(era)];
             *firsts = (*firsts + 1).min(2);
         }
-        self.go(caller, CallerStage::Answered(run));
+        self.set_stage(caller, CallerStage::Answered(run));
     }
 
     /// Answers that the key belongs to another payload.
     fn refuse(&mut self, caller: u8) {
-        let me = self.world.callers[usize::from(caller)];
-        let owed = me.owed.is_some_and(|run| {
-            !self.world.expired.has(run)
-                && !self.world.witness.lost.has(run)
-                && self.world.ledger.clock == me.began
+        let own = self.state.callers[usize::from(caller)];
+        let acknowledged = own.acknowledged.is_some_and(|run| {
+            !self.state.expired.has(run)
+                && !self.state.witness.lost.has(run)
+                && self.state.ledger.clock == own.began
         });
-        if owed {
-            self.world.break_rule(TriggerRule::RetryFinds);
+        if acknowledged {
+            self.state.break_rule(TriggerRule::RetryFinds);
         }
-        self.mark(Milestone::Conflict);
-        self.give_up(caller, me.generation);
-        self.go(caller, CallerStage::Conflict);
+        self.reach(Milestone::Conflict);
+        self.drop_claim(caller, own.generation);
+        self.set_stage(caller, CallerStage::Conflict);
     }
 
     /// Records that the ledger or the buffer accepted the run.
-    pub(super) fn placed(&mut self, run: u8, era: u8) {
-        let witness = &mut self.world.witness;
+    pub(super) fn record_placed(&mut self, run: u8, era: u8) {
+        let witness = &mut self.state.witness;
         if !witness.placed.has(run) {
             witness.placed.add(run);
             witness.era[usize::from(run)] = era;
@@ -436,18 +440,18 @@ impl ModelStep<'_> {
     /// The first Redis command of a caller fails.
     pub(super) fn begin_failed(&mut self, caller: u8) {
         self.begin(caller);
-        self.world.callers[usize::from(caller)].alone = true;
-        self.go(caller, CallerStage::Find(ClaimAnswer::Nothing));
+        self.state.callers[usize::from(caller)].alone = true;
+        self.set_stage(caller, CallerStage::Find(ClaimAnswer::Nothing));
     }
 
     /// A Redis command of a caller fails.
     pub(super) fn fail(&mut self, caller: u8, failure: RedisFailure) -> Option<()> {
         let at = usize::from(caller);
-        let before = self.world.callers[at];
+        let before = self.state.callers[at];
         let put = matches!(before.stage, CallerStage::Put | CallerStage::Gate);
         if failure == RedisFailure::AnswerLost {
             self.call(caller, GateOutcome::Buffer)?;
-            let after = self.world.callers[at].stage;
+            let after = self.state.callers[at].stage;
             let took_effect = match before.stage {
                 CallerStage::Claim => {
                     matches!(
@@ -463,13 +467,13 @@ impl ModelStep<'_> {
             if !took_effect {
                 return None;
             }
-            self.world.callers[at] = before;
+            self.state.callers[at] = before;
         }
         let unknown =
             put && failure != RedisFailure::NotSent && !self.broken_by(TriggerMutant::UnknownPutGoesToLedger);
         match before.stage {
             CallerStage::Gate if self.waits(caller) && unknown => return None,
-            _ if unknown => self.go(caller, CallerStage::Unavailable),
+            _ if unknown => self.set_stage(caller, CallerStage::Unavailable),
             CallerStage::Claim
             | CallerStage::Gate
             | CallerStage::Put
@@ -478,11 +482,11 @@ impl ModelStep<'_> {
             | CallerStage::Look(_)
             | CallerStage::LookLostBuffer
             | CallerStage::Lease(_) => {
-                self.world.callers[at].alone = true;
-                self.world.callers[at].fence = 0;
-                self.world.callers[at].token = 0;
-                self.world.callers[at].late = false;
-                self.go(caller, CallerStage::Find(ClaimAnswer::Nothing));
+                self.state.callers[at].alone = true;
+                self.state.callers[at].fence = 0;
+                self.state.callers[at].token = 0;
+                self.state.callers[at].late = false;
+                self.set_stage(caller, CallerStage::Find(ClaimAnswer::Nothing));
             }
             CallerStage::Ack(leased) => self.answer(caller, leased.run),
             CallerStage::Resolve(run) => self.answer(caller, run),

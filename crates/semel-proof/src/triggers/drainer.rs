@@ -1,7 +1,7 @@
 //! The one way out of the buffer: lease, one transaction, acknowledge.
 
 use super::redis::AckResult;
-use super::world::{DrainerStep, LeaseHolder, ModelDelivery};
+use super::state::{DrainerStep, LeaseHolder, ModelDelivery};
 use super::{ModelStep, TriggerMutant};
 
 impl ModelStep<'_> {
@@ -9,15 +9,15 @@ impl ModelStep<'_> {
     pub(super) fn drain(&mut self, drainer: u8, run: Option<u8>) -> Option<()> {
         let holder = LeaseHolder::Drainer(drainer);
         let at = usize::from(drainer);
-        self.world.drainers[at] = match self.world.drainers[at] {
+        self.state.drainers[at] = match self.state.drainers[at] {
             DrainerStep::Absent => return None,
-            DrainerStep::Idle if self.model.listed => DrainerStep::Turn(self.world.redis.list?),
+            DrainerStep::Idle if self.model.listed => DrainerStep::Turn(self.state.redis.list?),
             DrainerStep::Idle => DrainerStep::AcceptBuffered(self.lease(run?, holder)?),
             DrainerStep::Turn(number) => match run {
                 Some(run) => DrainerStep::AcceptBuffered(self.lease(run, holder)?),
                 // The buffer keeps an empty tenant listed for 5 s after a refused put. Such a turn changes nothing: the drainer
                 // is idle again, in the state in which its turn began. So it needs no step of its own here.
-                None if self.world.redis.entries.iter().all(Option::is_none) => {
+                None if self.state.redis.entries.iter().all(Option::is_none) => {
                     self.close_part(number);
                     DrainerStep::Leave(number)
                 }
@@ -50,15 +50,15 @@ impl ModelStep<'_> {
     }
 
     pub(super) fn execute(&mut self, run: u8) -> Option<()> {
-        let event = self.world.ledger.events[usize::from(run)].as_mut()?;
+        let event = self.state.ledger.events[usize::from(run)].as_mut()?;
         if event.delivery != ModelDelivery::Queued {
             return None;
         }
         event.delivery = ModelDelivery::Executed;
-        if self.world.witness.executed.has(run) {
-            self.world.break_rule(super::world::TriggerRule::ExecutedOnce);
+        if self.state.witness.executed.has(run) {
+            self.state.break_rule(super::state::TriggerRule::ExecutedOnce);
         }
-        self.world.witness.executed.add(run);
+        self.state.witness.executed.add(run);
         Some(())
     }
 }

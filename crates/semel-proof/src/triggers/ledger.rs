@@ -1,6 +1,6 @@
 //! The transactions of the ledger: each is one step.
 
-use super::world::{GENERATIONS, KeyRow, LeasedRunState, LedgerRun, LedgerState, ModelDelivery, TriggerRule};
+use super::state::{GENERATIONS, KeyRow, LeasedRunState, LedgerRun, LedgerState, ModelDelivery, TriggerRule};
 use super::{Milestone, ModelStep, TriggerMutant};
 
 /// Answer of the ledger to a direct write.
@@ -29,13 +29,13 @@ impl LedgerState {
 impl ModelStep<'_> {
     /// Whether the lifetime of a run is over, as the ledger knows it.
     pub(super) fn expired_in_ledger(&self, run: u8) -> bool {
-        let drained = self.world.ledger.event(run).is_some_and(|event| event.drained);
+        let drained = self.state.ledger.event(run).is_some_and(|event| event.drained);
         // The second lifetime of the mutant does not end within the model.
-        self.world.expired.has(run) && !(drained && self.broken_by(TriggerMutant::LifetimeFromDrain))
+        self.state.expired.has(run) && !(drained && self.broken_by(TriggerMutant::LifetimeFromDrain))
     }
 
     fn next_generation(&mut self, row: KeyRow) {
-        let ledger = &mut self.world.ledger;
+        let ledger = &mut self.state.ledger;
         ledger.clock += 1;
         assert!(usize::from(ledger.clock) < GENERATIONS, "more generations than there is room for");
         ledger.row = Some(row);
@@ -43,40 +43,40 @@ impl ModelStep<'_> {
 
     /// Ends an expired generation, if it is still the present one. Answers the generation that follows.
     pub(super) fn advance(&mut self, from: u8) -> Option<u8> {
-        if self.world.ledger.row().generation != from {
+        if self.state.ledger.row().generation != from {
             return None;
         }
-        let (era, witness) = (self.world.ledger.clock, self.world.witness);
-        let over = |run| witness.era[usize::from(run)] == era && self.world.expired.has(run);
+        let (era, witness) = (self.state.ledger.clock, self.state.witness);
+        let over = |run| witness.era[usize::from(run)] == era && self.state.expired.has(run);
         if !witness.placed.iter().any(over) {
-            self.world.break_rule(TriggerRule::KeyKept);
+            self.state.break_rule(TriggerRule::KeyKept);
         }
-        self.mark(Milestone::Expired);
-        let generation = self.world.ledger.clock + 1;
+        self.reach(Milestone::Expired);
+        let generation = self.state.ledger.clock + 1;
         self.next_generation(KeyRow { generation, holder: None });
         Some(generation)
     }
 
     /// Frees the key. Answers the generation that ended.
     pub(super) fn reset(&mut self) -> u8 {
-        let old = self.world.ledger.row().generation;
+        let old = self.state.ledger.row().generation;
         let keeps = self.broken_by(TriggerMutant::ResetWithoutGeneration);
-        let generation = if keeps { old } else { self.world.ledger.clock + 1 };
+        let generation = if keeps { old } else { self.state.ledger.clock + 1 };
         self.next_generation(KeyRow { generation, holder: None });
         old
     }
 
     /// Removes the row of a key. The holder, if there is one, has expired, and its generation ends with the row.
     pub(super) fn sweep(&mut self) {
-        let ended = self.world.ledger.row().holder.is_some();
-        self.world.ledger.clock += u8::from(ended);
-        self.world.ledger.row = None;
+        let ended = self.state.ledger.row().holder.is_some();
+        self.state.ledger.clock += u8::from(ended);
+        self.state.ledger.row = None;
     }
 
     /// A direct write under a generation.
     pub(super) fn accept(&mut self, run: u8, generation: u8) -> AcceptResult {
-        let row = self.world.ledger.row();
-        if self.world.ledger.event(run).is_some() {
+        let row = self.state.ledger.row();
+        if self.state.ledger.event(run).is_some() {
             return AcceptResult::Own;
         }
         if !self.model.is_keyed(run) {
@@ -84,7 +84,7 @@ impl ModelStep<'_> {
             return AcceptResult::Own;
         }
         if row.generation != generation {
-            self.mark(Milestone::StaleWrite);
+            self.reach(Milestone::StaleWrite);
             if !self.broken_by(TriggerMutant::StaleWriteAccepted) {
                 return AcceptResult::Stale;
             }
@@ -97,7 +97,7 @@ impl ModelStep<'_> {
             }
             Some(holder) => AcceptResult::Held(holder),
             None => {
-                self.world.ledger.row = Some(KeyRow { holder: Some(run), ..row });
+                self.state.ledger.row = Some(KeyRow { holder: Some(run), ..row });
                 self.insert(run, row.generation);
                 AcceptResult::Own
             }
@@ -105,7 +105,7 @@ impl ModelStep<'_> {
     }
 
     fn insert(&mut self, run: u8, generation: u8) {
-        self.world.ledger.events[usize::from(run)] = Some(LedgerRun {
+        self.state.ledger.events[usize::from(run)] = Some(LedgerRun {
             generation,
             delivery: ModelDelivery::Queued,
             lost_key: false,
@@ -113,38 +113,38 @@ impl ModelStep<'_> {
             number: 0,
             increments: 0,
         });
-        self.placed(run, self.world.ledger.clock);
+        self.record_placed(run, self.state.ledger.clock);
     }
 
     pub(super) fn accept_buffered(&mut self, leased: LeasedRunState) {
         let LeasedRunState { run, generation, version, cancel } = leased;
-        if self.world.ledger.event(run).is_some() && !self.broken_by(TriggerMutant::AcceptIgnoresId) {
-            self.mark(Milestone::AcceptedTwice);
+        if self.state.ledger.event(run).is_some() && !self.broken_by(TriggerMutant::AcceptIgnoresId) {
+            self.reach(Milestone::AcceptedTwice);
             self.apply_changes(leased);
             return;
         }
-        let row = self.world.ledger.row();
+        let row = self.state.ledger.row();
         let newer = row.generation > generation && !self.broken_by(TriggerMutant::DrainIgnoresGeneration);
         let keyed = self.model.is_keyed(run);
         let lost_key = keyed && row.holder.is_some() && row.generation >= generation && !newer;
         if !keyed {
             // It has no key to own or to lose.
         } else if newer {
-            self.mark(Milestone::OlderGeneration);
+            self.reach(Milestone::OlderGeneration);
         } else if lost_key {
-            self.mark(Milestone::LostKey);
+            self.reach(Milestone::LostKey);
             if self.collision(leased, row) {
                 return;
             }
         } else {
-            self.world.ledger.row =
+            self.state.ledger.row =
                 Some(KeyRow { generation: row.generation.max(generation), holder: Some(run) });
         }
         let delivery = if lost_key { ModelDelivery::Dead } else { ModelDelivery::Queued };
-        self.world.ledger.events[usize::from(run)] =
+        self.state.ledger.events[usize::from(run)] =
             Some(LedgerRun { generation, delivery, lost_key, drained: true, number: 0, increments: 0 });
         if cancel != 0 && cancel <= version {
-            self.mark(Milestone::CancelledInBuffer);
+            self.reach(Milestone::CancelledInBuffer);
         }
         self.apply_changes(leased);
     }
@@ -153,7 +153,7 @@ impl ModelStep<'_> {
     fn collision(&mut self, leased: LeasedRunState, row: KeyRow) -> bool {
         let Some(winner) = row.holder else { return false };
         let overwrites = self.broken_by(TriggerMutant::CollisionOverwrites);
-        if let Some(event) = &mut self.world.ledger.events[usize::from(winner)]
+        if let Some(event) = &mut self.state.ledger.events[usize::from(winner)]
             && overwrites
         {
             event.increments = leased.increments(0);
@@ -166,7 +166,7 @@ impl ModelStep<'_> {
         let cancel_later = self.broken_by(TriggerMutant::CancelAfterAccept);
         let unnumbered = self.broken_by(TriggerMutant::ChangesNotNumbered);
         let set_back = self.broken_by(TriggerMutant::NumberSetBack);
-        let Some(event) = &mut self.world.ledger.events[usize::from(leased.run)] else { return };
+        let Some(event) = &mut self.state.ledger.events[usize::from(leased.run)] else { return };
         event.increments += leased.increments(event.number);
         let cancels = leased.cancel > event.number && leased.cancel <= leased.version;
         if cancels && !cancel_later && matches!(event.delivery, ModelDelivery::Queued | ModelDelivery::Dead) {
@@ -179,7 +179,7 @@ impl ModelStep<'_> {
 
     /// Cancels a run that has not started; `None` where the ledger does not have it.
     pub(super) fn cancel_in_ledger(&mut self, run: u8) -> Option<bool> {
-        let event = self.world.ledger.events[usize::from(run)].as_mut()?;
+        let event = self.state.ledger.events[usize::from(run)].as_mut()?;
         let cancelled = matches!(event.delivery, ModelDelivery::Queued | ModelDelivery::Cancelled);
         if cancelled {
             event.delivery = ModelDelivery::Cancelled;

@@ -2,7 +2,7 @@
 
 use stateright::Property;
 
-use super::world::{GENERATIONS, ModelDelivery, TriggerRule, TriggerState};
+use super::state::{GENERATIONS, ModelDelivery, TriggerRule, TriggerState};
 use super::{TriggerModel, action};
 
 /// The names of the properties, so that a test names the one that must break.
@@ -45,20 +45,20 @@ fn always(name: &'static str, condition: fn(&TriggerModel, &TriggerState) -> boo
 
 pub(super) fn all() -> Vec<Property<TriggerModel>> {
     vec![
-        always(name::ENDS, |model, world| !is_final(model, world) || all_ended(world)),
+        always(name::ENDS, |model, state| !is_final(model, state) || all_ended(state)),
         always(name::ENDS_ONCE, ends_once),
-        always(name::ONE_ID, |model, world| model.redis_failed(world) || one_id(model, world)),
+        always(name::ONE_ID, |model, state| model.redis_failed(state) || one_id(model, state)),
         always(name::ONE_FIRST, one_first),
-        always(name::OWN_PAYLOAD, |_, world| world.keeps(TriggerRule::OwnPayload)),
-        always(name::CURRENT_RUN, |_, world| world.keeps(TriggerRule::CurrentRun)),
-        always(name::FOUND, |_, world| world.keeps(TriggerRule::ChangeFinds) && all_found(world)),
-        always(name::RETRY_FINDS, |_, world| world.keeps(TriggerRule::RetryFinds)),
-        always(name::KEY_WON, |model, world| model.redis_failed(world) || no_key_lost(world)),
-        always(name::KEY_KEPT, |_, world| world.keeps(TriggerRule::KeyKept)),
-        always(name::CANCEL_HOLDS, |_, world| cancel_holds(world)),
-        always(name::CHANGED_ONCE, |_, world| changes(world, |applied, told| applied <= told)),
+        always(name::OWN_PAYLOAD, |_, state| state.keeps(TriggerRule::OwnPayload)),
+        always(name::CURRENT_RUN, |_, state| state.keeps(TriggerRule::CurrentRun)),
+        always(name::FOUND, |_, state| state.keeps(TriggerRule::ChangeFinds) && all_found(state)),
+        always(name::RETRY_FINDS, |_, state| state.keeps(TriggerRule::RetryFinds)),
+        always(name::KEY_WON, |model, state| model.redis_failed(state) || no_key_lost(state)),
+        always(name::KEY_KEPT, |_, state| state.keeps(TriggerRule::KeyKept)),
+        always(name::CANCEL_HOLDS, |_, state| cancel_holds(state)),
+        always(name::CHANGED_ONCE, |_, state| changes(state, |applied, answered| applied <= answered)),
         always(name::CHANGE_KEPT, change_kept),
-        always(name::WAITER_SERVED, |_, world| world.keeps(TriggerRule::WaiterServed)),
+        always(name::WAITER_SERVED, |_, state| state.keeps(TriggerRule::WaiterServed)),
     ]
 }
 
@@ -67,70 +67,70 @@ pub(super) fn not_promised() -> Vec<Property<TriggerModel>> {
     vec![always(name::ONE_ID_WITHOUT_REDIS, one_id)]
 }
 
-fn is_final(model: &TriggerModel, world: &TriggerState) -> bool {
+fn is_final(model: &TriggerModel, state: &TriggerState) -> bool {
     let mut certain = Vec::new();
-    action::certain(model, world, &mut certain);
+    action::list_certain(model, state, &mut certain);
     certain.is_empty()
 }
 
-fn all_ended(world: &TriggerState) -> bool {
+fn all_ended(state: &TriggerState) -> bool {
     let ended = |run: u8| {
-        let event = world.ledger.event(run);
-        world.witness.lost.has(run) || event.is_some_and(|event| event.delivery != ModelDelivery::Queued)
+        let event = state.ledger.event(run);
+        state.witness.lost.has(run) || event.is_some_and(|event| event.delivery != ModelDelivery::Queued)
     };
-    world.witness.placed.iter().all(ended) && !action::is_unfinished(world)
+    state.witness.placed.iter().all(ended) && !action::is_unfinished(state)
 }
 
-fn ends_once(_: &TriggerModel, world: &TriggerState) -> bool {
+fn ends_once(_: &TriggerModel, state: &TriggerState) -> bool {
     let one_way =
-        |run: u8| world.ledger.event(run).is_some_and(|event| event.delivery == ModelDelivery::Executed);
-    world.keeps(TriggerRule::ExecutedOnce) && world.witness.executed.iter().all(one_way)
+        |run: u8| state.ledger.event(run).is_some_and(|event| event.delivery == ModelDelivery::Executed);
+    state.keeps(TriggerRule::ExecutedOnce) && state.witness.executed.iter().all(one_way)
 }
 
-fn one_id(model: &TriggerModel, world: &TriggerState) -> bool {
+fn one_id(model: &TriggerModel, state: &TriggerState) -> bool {
     let mut runs = [0_u8; GENERATIONS];
-    for run in world.witness.placed.iter().filter(|run| model.is_keyed(*run)) {
-        runs[usize::from(world.witness.era[usize::from(run)])] += 1;
+    for run in state.witness.placed.iter().filter(|run| model.is_keyed(*run)) {
+        runs[usize::from(state.witness.era[usize::from(run)])] += 1;
     }
     runs.iter().all(|runs| *runs <= 1)
 }
 
-fn one_first(model: &TriggerModel, world: &TriggerState) -> bool {
-    if model.redis_failed(world) {
+fn one_first(model: &TriggerModel, state: &TriggerState) -> bool {
+    if model.redis_failed(state) {
         return true;
     }
-    let process_died = world.left.crashes != model.budget.crashes;
-    let exactly = !process_died && is_final(model, world);
-    let told = world.witness.told;
-    world.witness.firsts.iter().zip(0..).all(|(firsts, era)| {
-        let of_era = |run: u8| model.is_keyed(run) && world.witness.era[usize::from(run)] == era;
-        let some = told.iter().any(of_era);
+    let process_died = state.left.crashes != model.budget.crashes;
+    let exactly = !process_died && is_final(model, state);
+    let answered = state.witness.answered;
+    state.witness.firsts.iter().zip(0..).all(|(firsts, era)| {
+        let of_era = |run: u8| model.is_keyed(run) && state.witness.era[usize::from(run)] == era;
+        let some = answered.iter().any(of_era);
         *firsts <= 1 && (!exactly || *firsts == u8::from(some))
     })
 }
 
-fn all_found(world: &TriggerState) -> bool {
-    world.witness.told.iter().all(|run| {
-        world.ledger.event(run).is_some() || world.redis.entry(run).is_some() || world.witness.lost.has(run)
+fn all_found(state: &TriggerState) -> bool {
+    state.witness.answered.iter().all(|run| {
+        state.ledger.event(run).is_some() || state.redis.entry(run).is_some() || state.witness.lost.has(run)
     })
 }
 
-fn no_key_lost(world: &TriggerState) -> bool {
-    world.ledger.events.iter().flatten().all(|event| !event.lost_key)
+fn no_key_lost(state: &TriggerState) -> bool {
+    state.ledger.events.iter().flatten().all(|event| !event.lost_key)
 }
 
-fn cancel_holds(world: &TriggerState) -> bool {
-    let both = world.witness.cancelled.0 & world.witness.executed.0;
-    both & !world.witness.lost.0 == 0
+fn cancel_holds(state: &TriggerState) -> bool {
+    let both = state.witness.cancelled.0 & state.witness.executed.0;
+    both & !state.witness.lost.0 == 0
 }
 
 /// Compares the increments in the ledger with those acknowledged.
-fn changes(world: &TriggerState, right: fn(u8, u8) -> bool) -> bool {
-    let runs = world.ledger.events.iter().zip(world.witness.increments);
-    runs.into_iter().all(|(event, told)| event.is_none_or(|event| right(event.increments, told)))
+fn changes(state: &TriggerState, right: fn(u8, u8) -> bool) -> bool {
+    let runs = state.ledger.events.iter().zip(state.witness.increments);
+    runs.into_iter().all(|(event, answered)| event.is_none_or(|event| right(event.increments, answered)))
 }
 
-fn change_kept(model: &TriggerModel, world: &TriggerState) -> bool {
-    let redis_lost = world.left.losses != model.budget.losses;
-    redis_lost || !is_final(model, world) || changes(world, |applied, told| applied >= told)
+fn change_kept(model: &TriggerModel, state: &TriggerState) -> bool {
+    let redis_lost = state.left.losses != model.budget.losses;
+    redis_lost || !is_final(model, state) || changes(state, |applied, answered| applied >= answered)
 }

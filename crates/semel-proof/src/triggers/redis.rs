@@ -1,6 +1,6 @@
 //! The commands on claims, buffer and list of tenants: each is one step.
 
-use super::world::{
+use super::state::{
     BufferedEntry, CallerState, ClaimAnswer, ClaimState, DrainerStep, LeaseHolder, LeasedRunState, TenantPart,
 };
 use super::{Milestone, ModelStep, TriggerMutant};
@@ -30,9 +30,9 @@ pub(super) enum AckResult {
 impl ModelStep<'_> {
     pub(super) fn claim(&mut self, caller: u8, generation: u8) -> ClaimAnswer {
         let payload = self.payload(caller);
-        let fence = self.world.fresh_fence();
+        let fence = self.state.fresh_fence();
         let other = |run| self.payload(run) != payload;
-        let (answer, next) = match self.world.redis.claims[usize::from(generation)] {
+        let (answer, next) = match self.state.redis.claims[usize::from(generation)] {
             ClaimState::Free => (ClaimAnswer::Won, true),
             ClaimState::Held { payload: its, .. } | ClaimState::Bound { payload: its } if its != payload => {
                 return ClaimAnswer::Conflict;
@@ -43,42 +43,42 @@ impl ModelStep<'_> {
             ClaimState::Done { run } => return ClaimAnswer::Replay(run),
         };
         if answer == ClaimAnswer::TookOver {
-            self.mark(Milestone::TakenOver);
+            self.reach(Milestone::TakenOver);
         }
-        *self.world.redis.claim_mut(generation) =
+        *self.state.redis.claim_mut(generation) =
             ClaimState::Held { owner: caller, payload, first: next, lapsed: false };
-        self.world.callers[usize::from(caller)].fence = fence;
+        self.state.callers[usize::from(caller)].fence = fence;
         answer
     }
 
     fn holds(&self, caller: u8, generation: u8) -> bool {
-        matches!(self.world.redis.claims[usize::from(generation)], ClaimState::Held { owner, .. } if owner == caller)
+        matches!(self.state.redis.claims[usize::from(generation)], ClaimState::Held { owner, .. } if owner == caller)
     }
 
     /// Gives a claim back if it is still the caller's.
-    pub(super) fn give_back(&mut self, caller: u8, generation: u8) {
+    pub(super) fn release_claim(&mut self, caller: u8, generation: u8) {
         if self.holds(caller, generation) {
             let payload = self.payload(caller);
-            *self.world.redis.claim_mut(generation) = ClaimState::Bound { payload };
+            *self.state.redis.claim_mut(generation) = ClaimState::Bound { payload };
         }
     }
 
-    /// As `give_back`, if the key belongs to another payload: the claim must not stay bound to the caller's payload.
-    pub(super) fn give_up(&mut self, caller: u8, generation: u8) {
+    /// As `release_claim`, if the key belongs to another payload: the claim must not stay bound to the caller's payload.
+    pub(super) fn drop_claim(&mut self, caller: u8, generation: u8) {
         if self.holds(caller, generation) {
-            *self.world.redis.claim_mut(generation) = ClaimState::Free;
+            *self.state.redis.claim_mut(generation) = ClaimState::Free;
         }
     }
 
     pub(super) fn resolve(&mut self, caller: u8, generation: u8, run: u8) {
         if self.holds(caller, generation) {
-            *self.world.redis.claim_mut(generation) = ClaimState::Done { run };
+            *self.state.redis.claim_mut(generation) = ClaimState::Done { run };
         }
     }
 
     /// Forgets a claim without a run.
     pub(super) fn forget(&mut self, generation: u8) {
-        let claim = self.world.redis.claim_mut(generation);
+        let claim = self.state.redis.claim_mut(generation);
         if matches!(claim, ClaimState::Done { .. }) {
             *claim = ClaimState::Free;
         }
@@ -89,30 +89,30 @@ impl ModelStep<'_> {
     pub(super) fn end_claim_records(&mut self, generation: u8) {
         let at = usize::from(generation);
         // A claim outlives the run that was put under it: its owner may have died before it resolved the claim.
-        let buffered = self.world.redis.indexed(generation).is_some_and(|run| !self.world.expired.has(run));
+        let buffered = self.state.redis.indexed(generation).is_some_and(|run| !self.state.expired.has(run));
         let outlives = buffered && !self.broken_by(TriggerMutant::ClaimEndsBeforeRun);
-        if !outlives && !matches!(self.world.redis.claims[at], ClaimState::Done { .. }) {
-            self.world.redis.claims[at] = ClaimState::Free;
+        if !outlives && !matches!(self.state.redis.claims[at], ClaimState::Done { .. }) {
+            self.state.redis.claims[at] = ClaimState::Free;
         }
-        self.world.redis.fences[at] = 0;
-        self.world.redis.closed[at] = false;
-        for caller in &mut self.world.callers {
+        self.state.redis.fences[at] = 0;
+        self.state.redis.closed[at] = false;
+        for caller in &mut self.state.callers {
             caller.late |= caller.fence != 0 && caller.generation == generation;
         }
     }
 
     pub(super) fn put(&mut self, run: u8) -> PutResult {
-        let caller = self.world.callers[usize::from(run)];
+        let caller = self.state.callers[usize::from(run)];
         if self.model.is_keyed(run)
             && let Some(refusal) = self.key_taken(caller)
         {
             return refusal;
         }
         if let Some(token) = self.not_listed(caller.token) {
-            self.mark(Milestone::NotListed);
+            self.reach(Milestone::NotListed);
             return PutResult::NotListed(token);
         }
-        *self.world.redis.entry_mut(run) = Some(BufferedEntry {
+        *self.state.redis.entry_mut(run) = Some(BufferedEntry {
             generation: caller.generation,
             indexed: self.model.is_keyed(run),
             lease: None,
@@ -120,7 +120,7 @@ impl ModelStep<'_> {
             version: 0,
             cancel: 0,
         });
-        self.placed(run, caller.era);
+        self.record_placed(run, caller.era);
         PutResult::Taken
     }
 
@@ -129,30 +129,30 @@ impl ModelStep<'_> {
         let generation = caller.generation;
         let at = usize::from(generation);
         if caller.late {
-            self.mark(Milestone::PutTooLate);
+            self.reach(Milestone::PutTooLate);
             if !self.broken_by(TriggerMutant::PutAfterClaimEnded) {
                 return Some(PutResult::Refused);
             }
         }
-        if self.world.redis.closed[at] {
-            self.mark(Milestone::ClosedOff);
+        if self.state.redis.closed[at] {
+            self.reach(Milestone::ClosedOff);
             return Some(PutResult::Refused);
         }
-        if self.world.redis.fences[at] > caller.fence {
-            self.mark(Milestone::FencedOff);
+        if self.state.redis.fences[at] > caller.fence {
+            self.reach(Milestone::FencedOff);
             if !self.broken_by(TriggerMutant::PutIgnoresFence) {
                 return Some(PutResult::Refused);
             }
         }
-        if let Some(other) = self.world.redis.indexed(generation) {
-            if !self.world.expired.has(other) {
-                self.mark(Milestone::Duplicate);
+        if let Some(other) = self.state.redis.indexed(generation) {
+            if !self.state.expired.has(other) {
+                self.reach(Milestone::Duplicate);
                 return Some(PutResult::Duplicate(other));
             }
             if !self.broken_by(TriggerMutant::BufferFreesExpiredKey) {
                 return Some(PutResult::Expired);
             }
-            if let Some(entry) = self.world.redis.entry_mut(other) {
+            if let Some(entry) = self.state.redis.entry_mut(other) {
                 entry.indexed = false;
             }
         }
@@ -164,67 +164,67 @@ impl ModelStep<'_> {
         if !self.model.listed || self.broken_by(TriggerMutant::AnnounceAfterPut) {
             return None;
         }
-        let TenantPart::Closed(token) = self.world.redis.part else { return None };
+        let TenantPart::Closed(token) = self.state.redis.part else { return None };
         if self.broken_by(TriggerMutant::NumberInsteadOfToken) {
             if shown > token {
-                self.world.redis.part = TenantPart::Listed;
+                self.state.redis.part = TenantPart::Listed;
                 return None;
             }
             return Some(0);
         }
         if token != 0 && shown == token {
-            self.world.redis.part = TenantPart::Listed;
+            self.state.redis.part = TenantPart::Listed;
             return None;
         }
         if token != 0 {
             return Some(token);
         }
-        let token = self.world.fresh_number();
-        self.world.redis.part = TenantPart::Closed(token);
+        let token = self.state.fresh_number();
+        self.state.redis.part = TenantPart::Closed(token);
         Some(token)
     }
 
     /// Puts the tenant into the list, with a new number.
     pub(super) fn announce(&mut self) -> u8 {
         // A counter that starts again repeats a number that a drainer still holds.
-        let again = self.world.drainers.iter().find_map(|drainer| match drainer {
+        let again = self.state.drainers.iter().find_map(|drainer| match drainer {
             DrainerStep::Turn(number) | DrainerStep::Leave(number) => Some(*number),
             _ => None,
         });
-        let redis_lost = self.world.left.losses != self.model.budget.losses;
+        let redis_lost = self.state.left.losses != self.model.budget.losses;
         let number = match again {
             Some(number) if redis_lost && self.broken_by(TriggerMutant::NumbersStartAgain) => number,
-            _ => self.world.fresh_number(),
+            _ => self.state.fresh_number(),
         };
-        self.world.redis.list = Some(number);
+        self.state.redis.list = Some(number);
         number
     }
 
     /// Takes the tenant out of the list, unless it was announced since.
     pub(super) fn leave(&mut self, number: u8) {
-        if self.world.redis.list == Some(number) || self.broken_by(TriggerMutant::LeaveWithoutComparison) {
-            self.mark(Milestone::Left);
-            self.world.redis.list = None;
-        } else if self.world.redis.list.is_some() {
-            self.mark(Milestone::Stayed);
+        if self.state.redis.list == Some(number) || self.broken_by(TriggerMutant::LeaveWithoutComparison) {
+            self.reach(Milestone::Left);
+            self.state.redis.list = None;
+        } else if self.state.redis.list.is_some() {
+            self.reach(Milestone::Stayed);
         }
     }
 
     /// A lease found no run: the next put needs a new announcement.
     pub(super) fn close_part(&mut self, number: u8) {
-        let token = match self.world.redis.part {
+        let token = match self.state.redis.part {
             TenantPart::Closed(token) if self.broken_by(TriggerMutant::NumberInsteadOfToken) => {
                 token.max(number)
             }
             TenantPart::Listed if self.broken_by(TriggerMutant::NumberInsteadOfToken) => number,
-            _ => self.world.fresh_number(),
+            _ => self.state.fresh_number(),
         };
-        self.world.redis.part = TenantPart::Closed(token);
+        self.state.redis.part = TenantPart::Closed(token);
     }
 
     /// Leases a run unless it has another lease.
     pub(super) fn lease(&mut self, run: u8, holder: LeaseHolder) -> Option<LeasedRunState> {
-        let entry = self.world.redis.entry_mut(run).as_mut()?;
+        let entry = self.state.redis.entry_mut(run).as_mut()?;
         if entry.lease.is_some() {
             return None;
         }
@@ -235,19 +235,19 @@ impl ModelStep<'_> {
 
     /// Takes a run out of the buffer whose changes are all in the ledger.
     pub(super) fn ack(&mut self, leased: LeasedRunState, holder: LeaseHolder) -> AckResult {
-        let Some(entry) = self.world.redis.entry(leased.run) else { return AckResult::Gone };
+        let Some(entry) = self.state.redis.entry(leased.run) else { return AckResult::Gone };
         if entry.lease != Some(holder) {
             return AckResult::Lost;
         }
         if entry.version != leased.version {
-            self.mark(Milestone::ChangedInTransit);
+            self.reach(Milestone::ChangedInTransit);
             return AckResult::Changed(entry.leased(leased.run));
         }
-        *self.world.redis.entry_mut(leased.run) = None;
+        *self.state.redis.entry_mut(leased.run) = None;
         // The claim of an expired run has ended, so another caller may have won a new one and found the ledger empty
         // before this run came there. The put of that caller must not find the generation free.
-        if self.world.expired.has(leased.run) && !self.broken_by(TriggerMutant::AckLeavesGenerationOpen) {
-            self.world.redis.closed[usize::from(entry.generation)] = true;
+        if self.state.expired.has(leased.run) && !self.broken_by(TriggerMutant::AckLeavesGenerationOpen) {
+            self.state.redis.closed[usize::from(entry.generation)] = true;
         }
         AckResult::Gone
     }

@@ -13,6 +13,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use schemars::JsonSchema;
 use semel::Engine;
+use semel::backoff::Backoff;
 use semel::fingerprint::Payload;
 use semel::key::{Key, KeyId};
 use semel::outcome::Outcome;
@@ -73,12 +74,15 @@ impl Claims {
     /// Asks the store, again while the answer is unknown: claims know their owner, writes their grant.
     async fn apply(&self, id: KeyId, command: Command) -> Result<Ruling, store::Error> {
         let give_up = Instant::now() + RETRY_TIMEOUT;
-        let mut pause = Duration::from_millis(10);
+        let mut backoff = Backoff::new(Duration::from_millis(10), RETRY_TIMEOUT);
         loop {
             match self.store.apply(id, command.clone()).await {
-                Err(error) if error.kind() == ErrorKind::Ambiguous && Instant::now() + pause < give_up => {
-                    tokio::time::sleep(pause).await;
-                    pause *= 2;
+                Err(error) if error.kind() == ErrorKind::Ambiguous => {
+                    let wait = backoff.next_wait();
+                    if Instant::now() + wait >= give_up {
+                        return Err(error);
+                    }
+                    tokio::time::sleep(wait).await;
                 }
                 answered => return answered,
             }

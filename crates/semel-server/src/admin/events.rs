@@ -1,7 +1,6 @@
 //! `/v1/events`: publish, list, show.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Extension;
 use axum::extract::State;
@@ -9,15 +8,14 @@ use axum::http::{HeaderMap, StatusCode};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use schemars::JsonSchema;
-use semel::time::{Clock as _, SystemClock};
-use semel_pipeline::event::{Accepted, Dedupe, Event, NewEvent, Origin, Trace};
+use semel::key::Hint;
+use semel_pipeline::event::{Dedupe, Event, Origin, Trace};
 use semel_pipeline::id::{EventId, EventKind};
-use semel_pipeline::ledger::{Error, ErrorKind, EventFilter};
-use semel_pipeline::publish::Publication;
+use semel_pipeline::ledger::EventFilter;
+use semel_pipeline::publish::{Publication, PublishAnswer, PublishError};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
-use tokio::time::Instant;
 
 use super::Admin;
 use super::access::{Caller, Right};
@@ -31,8 +29,6 @@ use crate::pipeline::Pipeline;
 
 /// What may stand around a payload.
 const ENVELOPE: usize = 64 << 10;
-/// How long a call to the ledger that may or may not have been executed is repeated.
-const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest request id of a caller's that is kept.
 const REQUEST_ID: usize = 128;
 
@@ -227,36 +223,32 @@ async fn publish(
         return Err(Refusal::payload_too_large(most));
     }
     let request_id = trace.request_id.clone();
+    let (event_type, key) = (asked.r#type.clone(), Hint::new(&asked.dedupe_key));
     let publication = publication(asked, &caller, trace)?;
-    let event = publication
-        .into_event(&pipeline.secret, &pipeline.registry.current(), SystemClock.now())
-        .map_err(|error| Refusal::bad(error.to_string()))?;
-    let (id, targets, key) =
-        (event.id, event.targets.clone(), event.dedupe.as_ref().map(|dedupe| dedupe.hint.clone()));
-    let event_type = event.event_type.clone();
-    let accepted = accept(pipeline, event).await?;
-    let (status, id, cached) = match accepted {
-        Accepted::First(id) => (StatusCode::CREATED, id, false),
-        // An earlier try of this very call wrote it, and its answer got lost.
-        Accepted::Cached(known) if known == id => (StatusCode::CREATED, id, false),
-        Accepted::Cached(known) => (StatusCode::OK, known, true),
-        Accepted::Conflict | Accepted::Stale => {
-            let detail = "another event has this tenant, type and dedupe_key, and another payload";
-            return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "conflict", detail));
+    let published =
+        publication.publish(&*pipeline.ledger, &pipeline.secret, &pipeline.registry.current()).await;
+    let (id, targets) = match published {
+        Ok(PublishAnswer::New { id, targets }) => (id, Some(targets)),
+        Ok(PublishAnswer::Known(id)) => (id, None),
+        Err(PublishError::Ledger(error)) => return Err(error.into()),
+        Err(error @ PublishError::Conflict) => {
+            return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "conflict", error.to_string()));
         }
+        Err(error) => return Err(Refusal::bad(error.to_string())),
     };
+    let cached = targets.is_none();
     tracing::info!(
         target: "semel::events",
         user = caller.name,
         operation = "publish",
         event_id = %id,
         event_type,
-        key = key.map(tracing::field::display),
+        %key,
         request_id,
         outcome = if cached { "cached" } else { "accepted" },
     );
-    let result = PublishResult { id, cached, targets: (!cached).then_some(targets) };
-    Ok(Answer::new(status, result).with_request_id(request_id))
+    let status = if cached { StatusCode::OK } else { StatusCode::CREATED };
+    Ok(Answer::new(status, PublishResult { id, cached, targets }).with_request_id(request_id))
 }
 
 fn publication(asked: PublishRequest, caller: &Caller, trace: Trace) -> Result<Publication, Refusal> {
@@ -280,28 +272,6 @@ pub(super) fn trace(headers: &HeaderMap) -> Trace {
     let request_id =
         read("x-request-id", REQUEST_ID).unwrap_or_else(|| format!("{:032x}", rand::random::<u128>()));
     Trace { request_id: Some(request_id), traceparent: read("traceparent", 255) }
-}
-
-/// Asks the ledger, again while its answer is unknown: the event has its id.
-async fn accept(pipeline: &Pipeline, event: NewEvent) -> Result<Accepted, Refusal> {
-    let give_up = Instant::now() + RETRY_TIMEOUT;
-    let mut pause = Duration::from_millis(10);
-    loop {
-        match pipeline.ledger.accept(vec![event.clone()]).await {
-            Err(Error::Store(error))
-                if error.kind() == ErrorKind::Ambiguous && Instant::now() + pause < give_up =>
-            {
-                tokio::time::sleep(pause).await;
-                pause *= 2;
-            }
-            Err(error) => return Err(error.into()),
-            Ok(accepted) => {
-                let lost =
-                    || Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the ledger said nothing");
-                return accepted.into_iter().next().ok_or_else(lost);
-            }
-        }
-    }
 }
 
 struct EventFilters;

@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use semel_pipeline::delivery::{DeliveryHistory, DeliveryState};
 use semel_pipeline::event::{CHANGES_MEMBER, NewEvent, Notes};
 use semel_pipeline::id::{EventId, EventKind};
-use semel_pipeline::trigger::{DeskError, RunLocation, RunRequest, TriggerError, Triggered};
+use semel_triggers::trigger::{RunAccessError, RunLocation, RunRequest, TriggerError, Triggered};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -297,11 +297,11 @@ fn refused(error: TriggerError) -> Refusal {
     }
 }
 
-pub(super) fn run_error(error: DeskError) -> Refusal {
+pub(super) fn run_error(error: RunAccessError) -> Refusal {
     let detail = error.to_string();
     match error {
-        DeskError::Ledger(error) => error.into(),
-        DeskError::Buffer(error) => error.into(),
+        RunAccessError::Ledger(error) => error.into(),
+        RunAccessError::Buffer(error) => error.into(),
         _ => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "in_transit", detail)
             .with_retry_after(Duration::from_secs(1)),
     }

@@ -14,13 +14,13 @@ use semel::outcome::OutcomeBody;
 use semel::record::State as RecordState;
 use semel::store::{Scan, Snapshot};
 use semel::time::{Clock as _, SystemClock, Timestamp};
-use semel_pipeline::buffer::Buffered;
 use semel_pipeline::delivery::{DeliveryHistory, delivery_of_request};
 use semel_pipeline::event::Event;
 use semel_pipeline::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
 use semel_pipeline::ledger::Page;
 use semel_pipeline::letter::LetterStory;
-use semel_pipeline::trigger::{Burst, RunLocation};
+use semel_triggers::buffer::CurrentRun;
+use semel_triggers::trigger::{Burst, RunLocation};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
@@ -247,7 +247,7 @@ impl StoryBuilder<'_> {
     /// A trigger whose run waits in the buffer. Answers why the buffer could not be looked into, where that is so.
     async fn buffered_request(&mut self, id: &str) -> Result<Option<Refusal>, Refusal> {
         let Ok(pipeline) = self.admin.pipeline() else { return Ok(None) };
-        let burst = match pipeline.intake.triggers.burst_at_hand() {
+        let burst = match pipeline.intake.triggers.connected_burst() {
             Ok(Some(burst)) => burst,
             Ok(None) => return Ok(None),
             Err(error) => return Ok(Some(error.into())),
@@ -272,7 +272,7 @@ impl StoryBuilder<'_> {
     /// The claim of a keyed trigger, and the run that it names. Answers why the claims could not be looked at, where that is
     /// so.
     async fn trigger_claim(&mut self, pipeline: &Pipeline, key: KeyId) -> Result<Option<Refusal>, Refusal> {
-        let burst = match pipeline.intake.triggers.burst_at_hand() {
+        let burst = match pipeline.intake.triggers.connected_burst() {
             Ok(Some(burst)) => burst,
             Ok(None) => return Ok(None),
             Err(error) => return Ok(Some(error.into())),
@@ -310,7 +310,7 @@ impl StoryBuilder<'_> {
     }
 
     /// A run that waits in the buffer. Nobody wrote down since when; it is told as it stands now.
-    async fn buffered(&mut self, pipeline: &Pipeline, buffered: &Buffered) -> Result<(), Refusal> {
+    async fn buffered(&mut self, pipeline: &Pipeline, buffered: &CurrentRun) -> Result<(), Refusal> {
         let run = &buffered.run;
         if !self.events.insert(run.id) {
             return Ok(());
@@ -343,7 +343,7 @@ impl StoryBuilder<'_> {
         run: EventId,
         key: Option<KeyId>,
     ) -> Result<(), Refusal> {
-        let (Some(burst), Some(key)) = (pipeline.intake.triggers.burst_at_hand()?, key) else {
+        let (Some(burst), Some(key)) = (pipeline.intake.triggers.connected_burst()?, key) else {
             return Ok(());
         };
         let told = self.found.iter().any(|found| found.id == key.to_string());

@@ -41,10 +41,25 @@ pub(crate) async fn ask_raw(
     if response.status.is_success() {
         return Ok(answer);
     }
+    refuse_gateway(client).await?;
     match answer["detail"].as_str() {
         Some(detail) => bail!("{detail} ({})", response.status.as_u16()),
         None => bail!("the server answered {}", response.status),
     }
+}
+
+/// An error if the address is that of a gateway, which publishes its policy.
+async fn refuse_gateway(client: &AdminClient) -> anyhow::Result<()> {
+    let policy = client.send(&Request::new(Method::GET, "/.well-known/idempotency")).await;
+    let policy = policy.ok().filter(|response| response.status.is_success());
+    let body = policy.and_then(|response| serde_json::from_slice::<Value>(&response.body).ok());
+    if body.is_some_and(|body| body.get("profile").is_some() && body.get("supported").is_some()) {
+        bail!(
+            "{} is a gateway, not an admin address; `semel serve` prints both, use --admin with the other one",
+            client.address()
+        );
+    }
+    Ok(())
 }
 
 /// The pages of a list.
@@ -93,7 +108,14 @@ impl Pages {
         }
         let page = get(&self.client, &format!("{}{}", self.path, query.0)).await?;
         self.next = page["next"].as_str().map_or(NextPage::None, |next| NextPage::After(next.to_owned()));
-        Ok(Some(page["items"].as_array().cloned().unwrap_or_default()))
+        let Some(items) = page["items"].as_array() else {
+            refuse_gateway(&self.client).await?;
+            bail!(
+                "{} did not answer with a list: is it the admin address of a semel?",
+                self.client.address()
+            );
+        };
+        Ok(Some(items.clone()))
     }
 }
 

@@ -79,7 +79,10 @@ impl GatewayConfig {
         let profile = flag(args.profile.as_deref(), "--profile", problems, profile)
             .or(table.get("profile", |value| profile(&text(value)?)))
             .unwrap_or_default();
-        let profile = tools(&mut table, profile);
+        let mut profile = tools(&mut table, profile);
+        if let Some(link) = table.get("documentation", documentation) {
+            profile.documentation = (!link.is_empty()).then(|| link.into());
+        }
         let scope = scope(&mut table, args, environment, &profile);
         let namespace = table.get("namespace", text).unwrap_or_else(|| "http".to_owned());
         let store_down = table.get("store_down", choice(&STORE_DOWN)).unwrap_or(StoreDown::Closed);
@@ -93,7 +96,7 @@ impl GatewayConfig {
         let mut trusted_headers = edge::usually_trusted();
         trusted_headers.extend(table.get("trusted_headers", routes::headers).unwrap_or_default());
         let tls = Certificate::read(&mut table);
-        let proxy = proxy(&mut table);
+        let proxy = proxy(&mut table, &profile);
         let (limits, capacity) = limits(&mut table);
         let (patience, proxy) = timeouts(&mut table, proxy);
         let span = table.span();
@@ -313,8 +316,20 @@ fn verifier(table: &mut Table<'_>, environment: &Environment<'_>) -> Option<Veri
     Some(verifier)
 }
 
-fn proxy(table: &mut Table<'_>) -> ProxyOptions {
-    let mut proxy = ProxyOptions::default();
+/// A URL, a path of the API, or `""` for none.
+fn documentation(value: &toml::de::DeValue<'_>) -> Result<String, String> {
+    let link = text(value)?;
+    let known = link.is_empty() || ["/", "http://", "https://"].iter().any(|start| link.starts_with(start));
+    if known && link.parse::<http::Uri>().is_ok_and(|_| !link.contains(['<', '>', '"'])) || link.is_empty() {
+        return Ok(link);
+    }
+    Err(format!(
+        "{link:?} is not a link: write \"https://docs.example.com/idempotency\", a path, or \"\" for none"
+    ))
+}
+
+fn proxy(table: &mut Table<'_>, profile: &Profile) -> ProxyOptions {
+    let mut proxy = ProxyOptions { host: profile.host, ..ProxyOptions::default() };
     let protocols = [("auto", Protocol::Auto), ("http1", Protocol::Http1), ("http2", Protocol::Http2)];
     proxy.protocol = table.get("upstream_protocol", choice(&protocols)).unwrap_or(proxy.protocol);
     proxy.ca = table.get("upstream_ca", text).map(PathBuf::from);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use semel_pipeline::gate::{GateMode, Limit};
+use semel_triggers::gate::{GateMode, Limit};
 
 use super::problem::Problems;
 use super::reader::Table;

@@ -148,6 +148,7 @@ settings! {
         "tools" Texts => "adcp-mcp: the tools that need a key, instead of AdCP's mutating tools and those whose schema requires one. Every call with a key is guarded.";
         "scope" TextOrTexts => "What separates the keys of two clients: authorization, header:NAME, jwt:CLAIM, single-tenant; or a list of parts.";
         "namespace" Text => "Separates the keys of two services.";
+        "documentation" Text => "Link of refusals: a URL, a path of the API, or empty for none. Default: the published policy.";
         "store_down" OneOf(&["closed", "open"]) => "Whether requests are refused (closed) or passed on (open) while the store is unavailable.";
         "upstream_protocol" OneOf(&["auto", "http1", "http2"]) => "HTTP version to the upstream.";
         "upstream_ca" Text => "PEM file of certificates to trust.";

@@ -190,6 +190,11 @@ impl Metrics {
                 ["outcome"],
                 answers,
             );
+            text.counter(
+                "semel_rotated_credentials_total",
+                "First runs whose key and payload another credential sent before: retries that ran again, if credentials rotate.",
+                gateway.rotated_credentials(),
+            );
             write_capacity(&mut text, capacity);
         }
         let help = "Time from the claim until the outcome was stored.";

@@ -173,3 +173,44 @@ fn what_cannot_be_typed_ends_with_two() {
     }
     assert!(run(&["--version"]).status.success());
 }
+
+#[test]
+fn a_probe_needs_no_curl() {
+    let semel = Semel::start(&["--store", "memory:"]);
+    let health = |more: &[&str]| run(&[&["health", "--admin", semel.admin_url()], more].concat());
+    for (more, said) in
+        [(&[][..], "ready\n"), (&["--live"], "alive\n"), (&["--live", "--json"], "{\"alive\":true}\n")]
+    {
+        let output = health(more);
+        assert!(output.status.success());
+        assert_eq!(String::from_utf8_lossy(&output.stdout), said);
+    }
+    let url = semel.admin_url().to_owned();
+    semel.kill();
+    let output = run(&["health", "--admin", &url]);
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_gateway_that_is_taken_for_an_admin_address_is_named() {
+    let upstream = crate::kit::Upstream::start();
+    let semel = Semel::start(&["--store", "memory:", "--upstream", &upstream.url()]);
+    let (ok, said) = keys(semel.gateway_url(), &["list"]);
+    assert!(!ok && said.contains("is a gateway, not an admin address"), "{said}");
+}
+
+#[test]
+fn completions_and_manual_pages_name_every_command() {
+    for (shell, part) in [("bash", "semel__"), ("zsh", "#compdef semel"), ("fish", "complete -c semel")] {
+        let output = run(&["completions", shell]);
+        let script = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && script.contains(part) && script.contains("replay"), "{shell}");
+    }
+    let page = run(&["man"]);
+    assert!(String::from_utf8_lossy(&page.stdout).contains(".TH semel 1"));
+    let folder = tempfile::tempdir().unwrap();
+    assert!(run(&["man", "--out", folder.path().to_str().unwrap()]).status.success());
+    for name in ["semel.1", "semel-serve.1", "semel-keys-settle.1", "semel-replay.1"] {
+        assert!(folder.path().join(name).exists(), "{name}");
+    }
+}

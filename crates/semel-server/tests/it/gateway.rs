@@ -48,6 +48,62 @@ fn a_request_with_a_key_happens_once() {
     assert_eq!(upstream.calls("order-1"), 2);
 }
 
+// A client of the commerce protocol needs no setting but the profile.
+#[test]
+fn a_ucp_client_is_served_with_the_profile_alone() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        // A merchant whose discovery document is built from the Host header.
+        for stream in listener.incoming().map_while(Result::ok) {
+            let mut reader = BufReader::new(stream);
+            let (mut head, mut host) = (String::new(), String::new());
+            while reader.read_line(&mut head).is_ok_and(|read| read > 2) {
+                if let Some(value) = head.to_ascii_lowercase().strip_prefix("host:") {
+                    host = value.trim().to_owned();
+                }
+                head.clear();
+            }
+            let body = format!("{{\"services\": \"http://{host}/checkout-sessions\"}}");
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close";
+            let _ = write!(reader.get_mut(), "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        }
+    });
+    let semel = Semel::start(&["--store", "memory:", "--upstream", &url, "--profile", "ucp"]);
+    let discovered = semel.gateway().get("/.well-known/ucp").expect(200);
+    let gateway = semel.ready.split("gateway=").nth(1).unwrap().split_whitespace().next().unwrap();
+    assert_eq!(discovered["services"], format!("{gateway}/checkout-sessions"));
+
+    let upstream = Upstream::start();
+    let semel = Semel::start(&["--store", "memory:", "--upstream", &upstream.url(), "--profile", "ucp"]);
+    let agent = |name: &str| semel.gateway().with("ucp-agent", name).with("idempotency-key", "order-1");
+    assert_eq!(agent("a").post("/pay", "{}").status, 201);
+    assert_eq!(agent("a").post("/pay", "{}").header("idempotent-replayed"), Some("true"));
+    assert_eq!(agent("b").post("/pay", "{}").header("idempotent-replayed"), None);
+    let refused = agent("a").post("/pay", "{\"other\": 1}");
+    assert_eq!(refused.status, 409);
+    assert_eq!(refused.header("link"), Some("</.well-known/idempotency>; rel=\"describedby\""));
+    assert_eq!(refused.header("x-should-retry"), Some("false"));
+    assert_eq!(upstream.calls("order-1"), 2);
+}
+
+// A retry with a renewed token runs again under the default scope. That is counted, and the log names the fix.
+#[test]
+fn rotating_credentials_are_noticed() {
+    let upstream = Upstream::start();
+    let semel = Semel::start(&["--store", "memory:", "--upstream", &upstream.url()]);
+    for token in
+        ["Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhIn0.1", "Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhIn0.2"]
+    {
+        let gateway =
+            semel.gateway().with("authorization", token).with("idempotency-key", "0b5a7c5e-order-00001");
+        assert_eq!(gateway.post("/pay", "{}").status, 201);
+    }
+    semel.logged("clients send JWTs");
+    semel.logged("the same key and payload arrived under two credentials");
+    assert_eq!(metric(&semel.admin(), "semel_rotated_credentials_total"), 1.0);
+}
+
 // The policy is published.
 #[test]
 fn the_policy_is_published() {

@@ -16,6 +16,7 @@ mod demo;
 mod drain;
 mod drills;
 mod events;
+mod foreign_apis;
 mod gateway;
 mod guide;
 mod killed;

@@ -18,6 +18,7 @@ mod wire;
 mod world;
 
 use self::driver::Program;
+pub(crate) use self::driver::installed;
 use self::fake::Api;
 use self::play::{Client, Retries, play};
 

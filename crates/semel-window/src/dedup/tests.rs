@@ -252,7 +252,11 @@ fn chosen_keys_do_not_crowd_one_corner_of_the_table() {
             let _ = window.check_and_record(WindowKey::from(pattern(n)));
         }
         // By chance a key or two lie some four buckets from home; a pattern that hurts reaches thousands.
-        assert!(window.table.longest_way() < 20, "{name}: {} buckets", window.table.longest_way());
+        assert!(
+            window.table.longest_displacement() < 20,
+            "{name}: {} buckets",
+            window.table.longest_displacement()
+        );
     }
 }
 
@@ -268,7 +272,7 @@ fn keys_that_crowd_are_slow_but_exact() {
             assert_eq!(window.forget(key(n / 2)), model.forget(key(n / 2)));
         }
     }
-    assert!(window.table.longest_way() > 200);
+    assert!(window.table.longest_displacement() > 200);
     for n in 0..3 * CAPACITY as u64 {
         assert_eq!(window.contains(key(n)), model.held.contains(&key(n)), "{n}");
     }

@@ -8,7 +8,7 @@ use crate::marks::{DEFAULT_FIRST, Gaps};
 use crate::{DEFAULT_CAPACITY, Window, WindowError};
 use semel::store::MarkStore;
 
-/// How many idle sessions stay in memory, unless told otherwise.
+/// The default number of idle sessions in memory.
 const DEFAULT_IDLE: usize = 10_000;
 
 /// Settings of a [`Receiver`].
@@ -28,27 +28,27 @@ impl ReceiverBuilder {
         Self { store, gaps, first: DEFAULT_FIRST, name: None, capacity: DEFAULT_CAPACITY, idle: DEFAULT_IDLE }
     }
 
-    /// Lets sessions start with `first` instead of 1. Only [`Gaps::Strict`] looks at it.
+    /// Sessions start with `first` instead of 1. Only [`Gaps::Strict`] uses it.
     pub fn starting_at(mut self, first: u64) -> Self {
         self.first = first;
         self
     }
 
-    /// Names the receiver. Receivers over one store that have the same name, or none, share their marks; give
-    /// each its name if they serve different things. Must not change over the life of the data.
+    /// Names the receiver. Receivers over one store with the same name, or without one, share their marks. The name
+    /// must not change while the data exists.
     pub fn name(mut self, name: impl Into<Box<str>>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// How many keys the window holds. Default: [`DEFAULT_CAPACITY`].
+    /// Number of keys in the window. Default: [`DEFAULT_CAPACITY`].
     pub fn window(mut self, capacity: usize) -> Self {
         self.capacity = capacity;
         self
     }
 
     /// About how many idle sessions stay in memory (10,000 by default). Others are read from the store when they
-    /// come back; none is forgotten.
+    /// return.
     pub fn idle_sessions(mut self, idle: usize) -> Self {
         self.idle = idle;
         self
@@ -57,7 +57,7 @@ impl ReceiverBuilder {
     /// Builds the receiver. Reads nothing yet.
     ///
     /// # Errors
-    /// If the window cannot be made: a capacity of zero, or more than memory holds.
+    /// The capacity of the window is zero, or there is not enough memory.
     pub fn build(self) -> Result<Receiver, WindowError> {
         let Self { store, gaps, first, name, capacity, idle } = self;
         Ok(Receiver {

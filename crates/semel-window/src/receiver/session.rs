@@ -1,4 +1,4 @@
-//! What the receiver knows of each session, and the turn each session gives.
+//! The sessions in memory: their marks, and the lock that applies their operations one at a time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,47 +6,47 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use semel::store::{self, MarkId, MarkStore};
 
-/// Sessions are spread over this many locks, which are held only to look one up.
+/// Number of locks that the sessions are spread over. Each is held only for a lookup.
 const SHARDS: usize = 16;
 
 /// The sessions in memory.
 pub(super) struct Sessions {
     shards: [Mutex<HashMap<MarkId, Arc<Session>>>; SHARDS],
-    /// A shard that has grown past this lets go of its idle sessions.
+    /// A larger shard drops its idle sessions.
     idle_per_shard: usize,
 }
 
 /// One session.
 pub(super) struct Session {
     id: MarkId,
-    /// Held while an operation is applied. A fair lock: operations go in the order in which they came.
-    turn: tokio::sync::Mutex<State>,
-    /// The mark that surely is in the store, to be read without waiting for the turn.
-    kept: Mutex<Option<u64>>,
+    /// Held while an operation is applied. The lock is fair: operations keep their order of arrival.
+    turn: tokio::sync::Mutex<MarkState>,
+    /// The mark that is certainly in the store, readable without the turn.
+    stored: Mutex<Option<u64>>,
 }
 
-/// A session whose turn it is.
-pub(super) struct Turn<'a> {
+/// The exclusive use of a session while one of its operations is applied.
+pub(super) struct SessionTurn<'a> {
     session: &'a Session,
-    state: tokio::sync::MutexGuard<'a, State>,
+    state: tokio::sync::MutexGuard<'a, MarkState>,
 }
 
-/// Whether what is known of the mark stays true while an operation is applied.
+/// The writer of the mark while an operation is applied.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum MarkKnowledge {
-    /// Nobody else writes it.
-    Stays,
-    /// The apply function may write it.
-    Unsure,
+pub(super) enum MarkWriter {
+    /// The receiver alone.
+    Receiver,
+    /// The apply function, too.
+    Apply,
 }
 
-enum State {
-    /// The store must be asked.
+enum MarkState {
+    /// Not read from the store yet.
     Unread,
     /// The store has this mark.
-    Kept(Option<u64>),
-    /// Applied up to here, but the store does not know yet.
-    Owed(u64),
+    Stored(Option<u64>),
+    /// The last applied number, which the store does not have yet.
+    Unsaved(u64),
 }
 
 impl Sessions {
@@ -61,9 +61,10 @@ impl Sessions {
         }
         if shard.len() > self.idle_per_shard {
             // Nobody can start to use a session while the shard is locked.
-            shard.retain(|_, session| Arc::strong_count(session) > 1 || session.owes());
+            shard.retain(|_, session| Arc::strong_count(session) > 1 || session.has_unsaved_mark());
         }
-        let session = Session { id, turn: tokio::sync::Mutex::new(State::Unread), kept: Mutex::default() };
+        let session =
+            Session { id, turn: tokio::sync::Mutex::new(MarkState::Unread), stored: Mutex::default() };
         Arc::clone(shard.entry(id).or_insert(Arc::new(session)))
     }
 
@@ -78,46 +79,46 @@ impl Session {
     }
 
     /// The mark that the store has, as far as known.
-    pub(super) fn kept_mark(&self) -> Option<u64> {
-        *self.kept.lock()
+    pub(super) fn stored_mark(&self) -> Option<u64> {
+        *self.stored.lock()
     }
 
     /// Waits for the session's turn.
-    pub(super) async fn lock(&self) -> Turn<'_> {
-        Turn { session: self, state: self.turn.lock().await }
+    pub(super) async fn lock(&self) -> SessionTurn<'_> {
+        SessionTurn { session: self, state: self.turn.lock().await }
     }
 
-    fn owes(&self) -> bool {
-        self.turn.try_lock().is_ok_and(|state| matches!(*state, State::Owed(_)))
+    fn has_unsaved_mark(&self) -> bool {
+        self.turn.try_lock().is_ok_and(|state| matches!(*state, MarkState::Unsaved(_)))
     }
 }
 
-impl Turn<'_> {
-    /// The session's mark, from the store if need be. A mark that is owed is paid first.
+impl SessionTurn<'_> {
+    /// The session's mark, from the store if necessary. An unsaved mark is stored first.
     pub(super) async fn load(
         &mut self,
         store: &dyn MarkStore,
         id: MarkId,
     ) -> Result<Option<u64>, store::Error> {
         match *self.state {
-            State::Kept(mark) => return Ok(mark),
-            State::Owed(mark) => self.raise(store, id, mark).await?,
-            State::Unread => {
+            MarkState::Stored(mark) => return Ok(mark),
+            MarkState::Unsaved(mark) => self.raise(store, id, mark).await?,
+            MarkState::Unread => {
                 let mark = store.read_mark(id).await?;
-                self.keep(mark);
+                self.set_stored(mark);
             }
         }
-        Ok(self.session.kept_mark())
+        Ok(self.session.stored_mark())
     }
 
-    /// Has the store raise the mark to `sequence`. From the call on it is owed, whatever becomes of the call.
+    /// Raises the mark in the store to `sequence`. It counts as unsaved until the store has answered.
     pub(super) async fn raise(
         &mut self,
         store: &dyn MarkStore,
         id: MarkId,
         sequence: u64,
     ) -> Result<(), store::Error> {
-        *self.state = State::Owed(sequence);
+        *self.state = MarkState::Unsaved(sequence);
         let stands = store.raise_mark(id, sequence).await?;
         if stands > sequence {
             tracing::warn!(
@@ -126,26 +127,22 @@ impl Turn<'_> {
                 "the store has a higher mark than this receiver: another receiver serves the same session"
             );
         }
-        self.keep(Some(stands));
+        self.set_stored(Some(stands));
         Ok(())
     }
 
-    /// Takes note that the store has the mark, because somebody else committed it.
-    pub(super) fn committed(&mut self, sequence: u64) {
-        self.keep(Some(sequence));
-    }
-
-    /// Lets the next look at the mark be one at the store. A mark that is owed stays owed: it is the higher one.
-    pub(super) fn doubt(&mut self) {
-        if let State::Kept(_) = *self.state {
-            *self.state = State::Unread;
+    /// The next call reads the mark from the store. An unsaved mark stays: it is the higher one.
+    pub(super) fn invalidate(&mut self) {
+        if let MarkState::Stored(_) = *self.state {
+            *self.state = MarkState::Unread;
         }
     }
 
-    fn keep(&mut self, mark: Option<u64>) {
+    /// Records the mark that the store has.
+    pub(super) fn set_stored(&mut self, mark: Option<u64>) {
         // A mark never goes down, even if the store has lost it.
-        let mut kept = self.session.kept.lock();
-        *kept = (*kept).max(mark);
-        *self.state = State::Kept(*kept);
+        let mut stored = self.session.stored.lock();
+        *stored = (*stored).max(mark);
+        *self.state = MarkState::Stored(*stored);
     }
 }

@@ -8,8 +8,9 @@ use super::cache::Hit;
 use super::event::{Event, ReplayedFrom, Subject};
 use super::flight::JoinResult;
 use super::hold::Claim;
-use super::parting::{ClaimWrites, Pauses};
+use super::parting::{ClaimWrites, LONGEST_WAIT};
 use super::wait::Waited;
+use crate::backoff::Backoff;
 use crate::fingerprint::Fingerprint;
 use crate::outcome::Outcome;
 use crate::record::{self, Begin, Command, Owner, Ruling, Terms};
@@ -19,7 +20,7 @@ use crate::time::instant;
 
 /// How often a claim is retried while its result is unknown.
 const TRIES: u32 = 5;
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const FIRST_WAIT: Duration = Duration::from_millis(5);
 /// The shortest and the longest `retry_after`.
 const RETRY_AFTER: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
@@ -194,7 +195,7 @@ impl EngineInner {
             hint: ask.subject.hint.clone(),
         };
         let give_up = began + ask.terms.lease;
-        let mut pauses = Pauses::from(FIRST_PAUSE);
+        let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT);
         let mut unheard = Unheard { inner: self, ask, since: began, claim: Some(claim) };
         for tries in 1.. {
             let Some(claim) = &unheard.claim else { unreachable!("it is taken only where this returns") };
@@ -218,11 +219,11 @@ impl EngineInner {
                     if tries == 1 && !unknown {
                         unheard.claim = None;
                     }
-                    let pause = pauses.next();
-                    if !unknown || tries >= TRIES || instant() + pause >= give_up {
+                    let wait = backoff.next_wait();
+                    if !unknown || tries >= TRIES || instant() + wait >= give_up {
                         return Err(error);
                     }
-                    Box::pin(self.background.sleep_until(instant() + pause)).await;
+                    Box::pin(self.background.sleep_until(instant() + wait)).await;
                 }
             }
         }

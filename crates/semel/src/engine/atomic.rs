@@ -17,7 +17,7 @@ use super::execute::{decode, panic_message};
 use super::hold::Attempt;
 use super::once::Once;
 use crate::record::{Begin, Command, Mode, NewClaim, Owner, Ruling};
-use crate::store::{self, EmbeddedStore, ErrorKind, Veil, Wraps, Writing};
+use crate::store::{self, EmbeddedStore, ErrorKind, OutcomeTransform, Wraps, Writing};
 use crate::sync::Mutex;
 use crate::time::instant;
 
@@ -47,7 +47,7 @@ impl<E> Once<E> {
         F: FnOnce(&Transaction<'_>, &Attempt) -> R + Send + 'static,
     {
         let inner = Arc::clone(&self.inner);
-        let (outside, store, veil) = (store.outside(), store.inside(), store.veil());
+        let (outside, store, transform) = (store.outside(), store.inside(), store.transform());
         if !std::ptr::addr_eq(Arc::as_ptr(&inner.store), std::ptr::from_ref(outside)) {
             return Err(RunError::OtherStore);
         }
@@ -57,7 +57,7 @@ impl<E> Once<E> {
         // Only a claim of another mode can be in the way: the writer runs transactions one after the other.
         let mut changes = outside.watch(ask.subject.id);
         loop {
-            let acquired = match transact(&inner, (store, &veil), &ask, &effect).await? {
+            let acquired = match transact(&inner, (store, &transform), &ask, &effect).await? {
                 TransactionEnd::Own(value, _) => return Ok(Answer { value, replayed: false, stored: true }),
                 TransactionEnd::Other(acquired) => acquired,
             };
@@ -102,7 +102,7 @@ enum TransactionEnd<T> {
 /// Claims, runs and completes in one transaction. `effect` is taken only if the claim is won.
 async fn transact<R, E, F>(
     inner: &Arc<EngineInner>,
-    (store, veil): (&EmbeddedStore, &Veil),
+    (store, transform): (&EmbeddedStore, &OutcomeTransform),
     ask: &Arc<Ask>,
     effect: &Arc<Mutex<Option<F>>>,
 ) -> Result<TransactionEnd<R::Value>, RunError<E>>
@@ -115,7 +115,7 @@ where
     // How the effect failed. It is returned beside the job's own result, which only says that the job must be rolled
     // back.
     let failed: Arc<Mutex<Option<RunError<E>>>> = Arc::default();
-    let job = AtomicJob { inner: Arc::clone(inner), ask: Arc::clone(ask), veil: veil.clone() };
+    let job = AtomicJob { inner: Arc::clone(inner), ask: Arc::clone(ask), transform: transform.clone() };
     let (effect, of_job) = (Arc::clone(effect), Arc::clone(&failed));
     let began = instant();
     let ran = store.write(move |writing| job.run(writing, &effect, &of_job)).await;
@@ -141,7 +141,7 @@ where
 struct AtomicJob {
     inner: Arc<EngineInner>,
     ask: Arc<Ask>,
-    veil: Veil,
+    transform: OutcomeTransform,
 }
 
 impl AtomicJob {
@@ -156,7 +156,7 @@ impl AtomicJob {
         R::Value: Serialize,
         F: FnOnce(&Transaction<'_>, &Attempt) -> R,
     {
-        let Self { inner, ask, veil } = self;
+        let Self { inner, ask, transform } = self;
         let (id, fingerprint) = (ask.subject.id, ask.fingerprint);
         let claim = NewClaim {
             owner: Owner::random(),
@@ -166,7 +166,7 @@ impl AtomicJob {
             hint: ask.subject.hint.clone(),
         };
         let sent = instant();
-        let win = match veil.lift(id, writing.apply(id, Command::Claim(claim))?)? {
+        let win = match transform.open_ruling(id, writing.apply(id, Command::Claim(claim))?)? {
             Ruling::Won(win) => win,
             Ruling::Replay { outcome, .. } => return Ok(TransactionEnd::Other(Acquired::Replay(outcome))),
             Ruling::Busy { lease_left } => {
@@ -198,7 +198,7 @@ impl AtomicJob {
         };
         let outcome = Arc::new(inner.encode(&value));
         let complete = Command::Complete { grant: win.grant, fingerprint, outcome, retention: None };
-        match writing.apply(id, veil.cover(id, complete))? {
+        match writing.apply(id, transform.seal_command(id, complete))? {
             Ruling::Accepted { .. } => Ok(TransactionEnd::Own(value, win.attempt)),
             // The clock moved past the retention inside the transaction: nothing of it may remain.
             _ => Err(undone()),

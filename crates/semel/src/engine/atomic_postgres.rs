@@ -20,7 +20,7 @@ use super::execute::{decode, panic_message};
 use super::hold::Attempt;
 use super::once::Once;
 use crate::record::{Begin, Command, Mode, NewClaim, Owner, Ruling, Win};
-use crate::store::{self, ErrorKind, PostgresStore, Store, Veil, Wraps};
+use crate::store::{self, ErrorKind, OutcomeTransform, PostgresStore, Store, Wraps};
 use crate::time::instant;
 
 impl<E> Once<E> {
@@ -54,7 +54,7 @@ impl<E> Once<E> {
         F: AsyncFnOnce(&mut PgConnection, &Attempt) -> R,
     {
         let inner = Arc::clone(&self.inner);
-        let (outside, store, veil) = (store.outside(), store.inside(), store.veil());
+        let (outside, store, transform) = (store.outside(), store.inside(), store.transform());
         if !std::ptr::addr_eq(Arc::as_ptr(&inner.store), std::ptr::from_ref(outside)) {
             return Err(RunError::OtherStore);
         }
@@ -73,7 +73,7 @@ impl<E> Once<E> {
         let connection: &mut PgConnection = transaction;
         let held = Arc::new(Held::new(sent, win.lease_left));
         let attempt = Attempt::new(&win, &ask.subject, &ask.secret, &held);
-        match inside(&inner, (store, &veil), connection, (&ask, &win, &attempt), effect).await {
+        match inside(&inner, (store, &transform), connection, (&ask, &win, &attempt), effect).await {
             Ok(value) => {
                 let took = instant().saturating_duration_since(began);
                 inner.events.emit(&ask.subject, &Event::Completed { took });
@@ -94,7 +94,7 @@ impl<E> Once<E> {
 /// Locks the record, runs the effect and writes its outcome, or leaves the transaction unchanged.
 async fn inside<R, E, F>(
     inner: &EngineInner,
-    (store, veil): (&PostgresStore, &Veil),
+    (store, transform): (&PostgresStore, &OutcomeTransform),
     connection: &mut PgConnection,
     (ask, win, attempt): (&Ask, &Win, &Attempt),
     effect: F,
@@ -131,7 +131,7 @@ where
         let outcome = Arc::new(inner.encode(&value));
         let complete =
             Command::Complete { grant: win.grant, fingerprint: ask.fingerprint, outcome, retention: None };
-        match store.apply_in(connection, id, &veil.cover(id, complete)).await? {
+        match store.apply_in(connection, id, &transform.seal_command(id, complete)).await? {
             Some(Ruling::Accepted { .. }) => Ok(value),
             _ => Err(taken().into()),
         }

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-use super::block_on::block_on;
 use super::event::{Event, Events, Subject};
+use crate::block_on::block_on;
 use crate::record::{Command, Grant, Ruling};
 use crate::store::{self, ErrorKind, Store};
 use crate::sync::Mutex;

@@ -5,14 +5,16 @@ use std::time::{Duration, Instant};
 
 use super::event::{Event, Subject};
 use super::{EngineInner, HeldClaim};
+use crate::backoff::Backoff;
 use crate::key::KeyId;
 use crate::record::{self, Begin, Command, Grant, Ruling, Terms};
 use crate::store::{self, ErrorKind};
 use crate::time::instant;
 
-/// Pauses between tries of a failed write.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The first wait after a failed write.
+const FIRST_WAIT: Duration = Duration::from_millis(10);
+/// The longest wait after a failed call of the store.
+pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// The data that all writes about one claim share.
 #[derive(Clone)]
@@ -28,21 +30,6 @@ pub(super) struct ClaimWrites {
 pub(super) enum Before {
     NotSent,
     Unanswered,
-}
-
-/// Growing pauses with jitter, so that many writers do not retry at the same time.
-pub(super) struct Pauses(Duration);
-
-impl Pauses {
-    pub(super) fn from(first: Duration) -> Self {
-        Self(first)
-    }
-
-    pub(super) fn next(&mut self) -> Duration {
-        let pause = self.0.mul_f64(0.75 + 0.5 * rand::random::<f64>());
-        self.0 = (self.0 * 2).min(LONGEST_PAUSE);
-        pause
-    }
 }
 
 impl EngineInner {
@@ -72,12 +59,12 @@ impl EngineInner {
         give_up: Instant,
         mut before: Before,
     ) -> Result<Ruling, store::Error> {
-        let mut pauses = Pauses::from(FIRST_PAUSE);
+        let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT);
         loop {
             match self.apply(tenure.subject.id, command.clone(), &tenure.terms, give_up).await {
                 Err(error) if error.is_retryable() => {
-                    let pause = pauses.next();
-                    if instant() + pause >= give_up {
+                    let wait = backoff.next_wait();
+                    if instant() + wait >= give_up {
                         return Err(error);
                     }
                     if error.kind() == ErrorKind::Ambiguous {
@@ -90,7 +77,7 @@ impl EngineInner {
                             _ => Event::StoreFailed { error: &error },
                         },
                     );
-                    Box::pin(self.background.sleep_until(instant() + pause)).await;
+                    Box::pin(self.background.sleep_until(instant() + wait)).await;
                 }
                 // The try whose reply was lost has already ended the claim.
                 Ok(Ruling::Lost { .. }) if before == Before::Unanswered && gives_up(command) => {

@@ -1,7 +1,9 @@
-//! The convention for keys that people agree on: `<domain>:<user>:<entity>:<operation>:<version>`.
+//! The convention for keys that people agree on: `<domain>:<user>:<entity>:<operation>:<version>`, where the operation
+//! has one or more parts.
 //!
-//! The same effect gets the same key from every caller and in every language, and a person can read it. The parts
-//! must not contain the separator, so the text can be parsed in one way only.
+//! The same effect gets the same key from every caller and in every language, and a person can read it. No part
+//! contains the separator. The first three parts and the last one have fixed meanings, so the text can be parsed in
+//! one way only.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +12,8 @@ use super::Key;
 
 const SEPARATOR: char = ':';
 
-/// A business key: `<domain>:<user>:<entity>:<operation>:<version>`.
+/// A business key: `<domain>:<user>:<entity>:<operation>:<version>`. The operation may have several parts, as in
+/// `workflow:user_123:run_456:module:resume:v1`.
 ///
 /// As a [`Key`] its namespace is `<domain>:<operation>` (the operation), its scope `<user>` (the caller), its value
 /// `<entity>:<version>` (the object). The hint of a record therefore shows the entity, limits and lists work per
@@ -29,6 +32,10 @@ const SEPARATOR: char = ':';
 /// assert_eq!(key.to_string(), "billing:u-17:invoice-2041:send:1");
 /// assert_eq!("billing:u-17:invoice-2041:send:1".parse(), Ok(key.clone()));
 /// assert_eq!(Key::from(key), Key::new("billing:send").scope("u-17").value("invoice-2041:1"));
+///
+/// let key: BusinessKey = "workflow:user_123:run_456:module:resume:v1".parse()?;
+/// assert_eq!(key.operation().collect::<Vec<_>>(), ["module", "resume"]);
+/// assert_eq!(Key::from(key), Key::new("workflow:module:resume").scope("user_123").value("run_456:v1"));
 /// # Ok::<(), semel::key::ConventionError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,21 +44,37 @@ pub struct BusinessKey {
 }
 
 impl BusinessKey {
-    /// Starts a key; all five parts must be set.
+    /// Starts a key; all five fields must be set.
     pub fn builder() -> BusinessKeyBuilder {
         BusinessKeyBuilder::default()
     }
 
-    /// One part of the key.
+    /// One field of the key. An operation of several parts is given as it is written, with separators.
     #[must_use]
     pub fn part(&self, field: Field) -> &str {
         &self.parts[field as usize]
     }
 
-    fn checked(parts: [String; 5]) -> Result<Self, ConventionError> {
-        for (field, part) in Field::ALL.into_iter().zip(&parts) {
-            check(field, part)?;
+    /// The parts of the operation.
+    pub fn operation(&self) -> impl Iterator<Item = &str> {
+        self.part(Field::Operation).split(SEPARATOR)
+    }
+
+    /// `operation` replaces that of `parts`.
+    fn checked<T: AsRef<str>>(mut parts: [String; 5], operation: &[T]) -> Result<Self, ConventionError> {
+        for field in Field::ALL {
+            match field {
+                Field::Operation if operation.is_empty() => return Err(ConventionError::Empty { field }),
+                Field::Operation => operation.iter().try_for_each(|part| check(field, part.as_ref()))?,
+                _ => check(field, &parts[field as usize])?,
+            }
         }
+        let written: Vec<&str> = operation.iter().map(AsRef::as_ref).collect();
+        let (field, written) = (Field::Operation, written.join(":"));
+        if written.len() > field.limit() {
+            return Err(ConventionError::TooLong { field, length: written.len(), limit: field.limit() });
+        }
+        parts[field as usize] = written;
         Ok(Self { parts })
     }
 }
@@ -73,15 +96,13 @@ impl FromStr for BusinessKey {
     type Err = ConventionError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let mut found = text.split(SEPARATOR);
-        let mut parts: [String; 5] = Default::default();
-        for (index, part) in parts.iter_mut().enumerate() {
-            *part = found.next().ok_or(ConventionError::Parts { found: index })?.to_owned();
-        }
-        match found.count() {
-            0 => Self::checked(parts),
-            more => Err(ConventionError::Parts { found: parts.len() + more }),
-        }
+        let found: Vec<&str> = text.split(SEPARATOR).collect();
+        let [domain, user, entity, first, middle @ .., version] = found.as_slice() else {
+            return Err(ConventionError::Parts { found: found.len() });
+        };
+        let operation: Vec<&str> = [*first].into_iter().chain(middle.iter().copied()).collect();
+        let parts = [*domain, *user, *entity, "", *version].map(str::to_owned);
+        Self::checked(parts, &operation)
     }
 }
 
@@ -97,6 +118,7 @@ impl From<BusinessKey> for Key {
 #[must_use = "a builder does nothing until build() is called"]
 pub struct BusinessKeyBuilder {
     parts: [String; 5],
+    operation: Vec<String>,
 }
 
 impl BusinessKeyBuilder {
@@ -115,9 +137,10 @@ impl BusinessKeyBuilder {
         self.set(Field::Entity, part.into())
     }
 
-    /// The operation: `send`.
-    pub fn operation(self, part: impl Into<String>) -> Self {
-        self.set(Field::Operation, part.into())
+    /// The operation: `send`. Called again, it adds a part: `.operation("module").operation("resume")`.
+    pub fn operation(mut self, part: impl Into<String>) -> Self {
+        self.operation.push(part.into());
+        self
     }
 
     /// The version of the entity; a new version is a new effect.
@@ -130,7 +153,7 @@ impl BusinessKeyBuilder {
     /// # Errors
     /// The first part that is missing or breaks a rule of the convention, by name and never with its content.
     pub fn build(self) -> Result<BusinessKey, ConventionError> {
-        BusinessKey::checked(self.parts)
+        BusinessKey::checked(self.parts, &self.operation)
     }
 
     fn set(mut self, field: Field, part: String) -> Self {
@@ -239,9 +262,9 @@ pub enum ConventionError {
         /// The longest allowed length in bytes.
         limit: usize,
     },
-    /// The text has more or fewer than five parts.
+    /// The text has fewer than five parts.
     #[error(
-        "a business key is <domain>:<user>:<entity>:<operation>:<version>, but this text has {found} part(s)"
+        "a business key is <domain>:<user>:<entity>:<operation>:<version>, where the operation may have several parts, but this text has {found} part(s)"
     )]
     Parts {
         /// The number of parts.
@@ -255,14 +278,34 @@ mod tests {
     use crate::secret::Secret;
 
     fn with(field: Field, part: &str) -> Result<BusinessKey, ConventionError> {
-        BusinessKey::builder()
-            .domain("d")
-            .user("u")
-            .entity("e")
-            .operation("o")
-            .version("v")
-            .set(field, part.to_owned())
-            .build()
+        let builder = BusinessKey::builder().domain("d").user("u").entity("e").version("v");
+        match field {
+            Field::Operation => builder.operation(part).build(),
+            field => builder.operation("o").set(field, part.to_owned()).build(),
+        }
+    }
+
+    #[test]
+    fn an_operation_may_have_several_parts() {
+        let texts = ["workflow:user_123:run_456:module:resume:v1", "event:user_123:evt_9:project:qscore:v1"];
+        for text in texts {
+            let key: BusinessKey = text.parse().unwrap();
+            assert_eq!(key.to_string(), text);
+        }
+        let builder =
+            BusinessKey::builder().domain("workflow").user("user_123").entity("run_456").version("v1");
+        let built = builder.operation("module").operation("resume").build().unwrap();
+        assert_eq!(built.to_string(), texts[0]);
+        assert_eq!(texts[0].parse(), Ok(built.clone()));
+        assert_eq!(built.part(Field::Operation), "module:resume");
+        let field = Field::Operation;
+        assert_eq!("d:u:e:a::v".parse::<BusinessKey>(), Err(ConventionError::Empty { field }));
+        // The parts together have the limit of one.
+        let long = format!("d:u:e:{}:{}:v", "a".repeat(100), "b".repeat(27));
+        assert_eq!(
+            long.parse::<BusinessKey>(),
+            Err(ConventionError::TooLong { field, length: 128, limit: 127 })
+        );
     }
 
     #[test]
@@ -298,7 +341,7 @@ mod tests {
         let parse = |text: &str| text.parse::<BusinessKey>().unwrap_err();
         assert_eq!(parse(""), ConventionError::Parts { found: 1 });
         assert_eq!(parse("a:b:c:d"), ConventionError::Parts { found: 4 });
-        assert_eq!(parse("a:b:c:d:e:f:"), ConventionError::Parts { found: 7 });
+        assert_eq!(parse("a:b:c:d:e:f:"), ConventionError::Empty { field: Field::Version });
         assert_eq!(parse("a::c:d:e"), ConventionError::Empty { field: Field::User });
         assert_eq!(parse("a:b:c:d:"), ConventionError::Empty { field: Field::Version });
         assert_eq!(parse("a:b:c:d:e\0"), ConventionError::Control { field: Field::Version, position: 1 });
@@ -308,7 +351,8 @@ mod tests {
     fn every_business_key_is_a_key_of_its_own() {
         let secret = Secret::from_bytes([1; 32]);
         let longest = Field::ALL.map(|field| "x".repeat(field.limit()));
-        assert_eq!(Key::from(BusinessKey::checked(longest).unwrap()).check(), Ok(()));
+        let operation = [longest[Field::Operation as usize].clone()];
+        assert_eq!(Key::from(BusinessKey::checked(longest, &operation).unwrap()).check(), Ok(()));
         let ids = Field::ALL.map(|field| Key::from(with(field, "other").unwrap()).id(&secret).unwrap());
         for (i, id) in ids.iter().enumerate() {
             assert!(!ids[i + 1..].contains(id));

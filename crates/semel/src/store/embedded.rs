@@ -20,7 +20,6 @@ mod fault;
 mod folder;
 mod header;
 mod job;
-mod queue;
 mod reader;
 mod schema;
 mod sweep;

@@ -37,6 +37,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use self::seal::{Cover, OutcomeOrigin};
+use super::forward::{forward_marks, forward_upkeep};
 use super::{
     BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store,
     Swept, Watch,
@@ -312,40 +313,10 @@ impl<S: Store + ?Sized> Store for EncryptedStore<S> {
         })
     }
 
-    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>> {
-        self.inner.sweep(limit)
-    }
-
-    fn watch(&self, id: KeyId) -> Watch {
-        self.inner.watch(id)
-    }
-
-    fn attach(&self, cache: Weak<dyn Invalidate>) {
-        self.inner.attach(cache);
-    }
-
-    fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>> {
-        self.inner.secret(candidate)
-    }
-
-    fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        self.inner.used_bytes()
-    }
-
-    fn durability(&self) -> Durability {
-        self.inner.durability()
-    }
+    forward_upkeep!();
 }
 
-impl<S: Store + MarkStore + ?Sized> MarkStore for EncryptedStore<S> {
-    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        self.inner.read_mark(mark)
-    }
-
-    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        self.inner.raise_mark(mark, value)
-    }
-}
+forward_marks!(EncryptedStore);
 
 impl<S: Store + ?Sized> fmt::Debug for EncryptedStore<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -75,7 +75,7 @@ mod tests {
     use tokio::sync::{Notify, oneshot};
 
     use super::*;
-    use crate::engine::block_on::block_on;
+    use crate::block_on::block_on;
 
     /// A runtime on its own thread, as a store has one.
     fn runtime() -> (Handle, oneshot::Sender<()>) {

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use super::forward::{forward_marks, forward_upkeep};
 use super::{
     BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store,
     Swept, Watch,
@@ -238,40 +239,10 @@ impl<S: Store + ?Sized> Store for LimitedStore<S> {
         self.inner.scan(query)
     }
 
-    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>> {
-        self.inner.sweep(limit)
-    }
-
-    fn watch(&self, id: KeyId) -> Watch {
-        self.inner.watch(id)
-    }
-
-    fn attach(&self, cache: Weak<dyn Invalidate>) {
-        self.inner.attach(cache);
-    }
-
-    fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>> {
-        self.inner.secret(candidate)
-    }
-
-    fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        self.inner.used_bytes()
-    }
-
-    fn durability(&self) -> Durability {
-        self.inner.durability()
-    }
+    forward_upkeep!();
 }
 
-impl<S: Store + MarkStore + ?Sized> MarkStore for LimitedStore<S> {
-    fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
-        self.inner.read_mark(mark)
-    }
-
-    fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        self.inner.raise_mark(mark, value)
-    }
-}
+forward_marks!(LimitedStore);
 
 impl<S: Store + ?Sized> fmt::Debug for LimitedStore<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

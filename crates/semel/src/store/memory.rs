@@ -102,13 +102,13 @@ impl MemoryStore {
     #[inline]
     fn time_of(&self, command: &Command, record: &Record) -> Timestamp {
         // Not before the change that it sees, or more than the whole retention would be left.
-        let roughly = || self.clock.roughly().max(record.changed_at);
+        let coarse = || self.clock.now_coarse().max(record.changed_at);
         match (command, &record.state) {
             (Command::Complete { .. } | Command::Release(_) | Command::Bind(_) | Command::Abandon(_), _) => {
-                roughly()
+                coarse()
             }
             // A claim of an expired record may be granted and then has a lease.
-            (Command::Claim(_), State::Done(_)) => Some(roughly())
+            (Command::Claim(_), State::Done(_)) => Some(coarse())
                 .filter(|now| record.phase(*now) == Phase::Done)
                 .unwrap_or_else(|| self.clock.now()),
             _ => self.clock.now(),
@@ -333,7 +333,7 @@ mod tests {
             self.0.now()
         }
 
-        fn roughly(&self) -> Timestamp {
+        fn now_coarse(&self) -> Timestamp {
             Timestamp::from_micros(self.0.now().as_micros() - 5_000_000)
         }
     }

@@ -41,7 +41,7 @@ mod caller;
 mod columns;
 #[cfg(feature = "redis")]
 mod copies;
-mod fault;
+mod error;
 mod guard;
 mod judge;
 mod lane;
@@ -62,16 +62,16 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use sqlx::postgres::PgPoolOptions;
-use sqlx::{Connection as _, Row as _};
+use semel_postgres::PostgresError;
+pub use semel_postgres::{AsyncCommit, Pooling};
+use sqlx::Row as _;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout};
 
+pub use self::builder::PostgresBuilder;
 use self::builder::Settings;
-pub use self::builder::{AsyncCommit, Pooling, PostgresBuilder};
 #[cfg(feature = "redis")]
 pub(super) use self::copies::{Copies, CopyGeneration};
-use self::fault::Fault;
 use self::lane::{Lane, LaneTask, LoneClaimResult};
 use self::link::OwnConnection;
 use self::listen::Pulse;
@@ -147,8 +147,9 @@ impl PostgresStore {
             let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
                 Ok(runtime) => runtime,
                 Err(error) => {
-                    let fault =
-                        Fault::setup(format!("no runtime can be started for the PostgreSQL store: {error}"));
+                    let fault = PostgresError::setup(format!(
+                        "no runtime can be started for the PostgreSQL store: {error}"
+                    ));
                     drop(told.send(Err(fault)));
                     return;
                 }
@@ -165,7 +166,7 @@ impl PostgresStore {
                         for queue in queues {
                             queue.close();
                         }
-                        tokio::join!(leave(&shared), lone.close());
+                        tokio::join!(remove_process(&shared), lone.close());
                     }
                     Err(fault) => drop(told.send(Err(fault))),
                 }
@@ -183,7 +184,7 @@ impl PostgresStore {
     }
 
     /// Executes a command in a lane's next batch.
-    async fn in_lane(&self, queue: &CommandQueue, id: KeyId, command: Command) -> Result<Ruling, Error> {
+    async fn run_in_lane(&self, queue: &CommandQueue, id: KeyId, command: Command) -> Result<Ruling, Error> {
         let (answer, answered) = oneshot::channel();
         let deadline = Instant::now() + self.shared.settings.patience;
         queue.push(Item::new(id, command, deadline, answer))?;
@@ -191,10 +192,10 @@ impl PostgresStore {
     }
 
     /// Runs `work` on the store's own runtime.
-    async fn on_thread<T, F>(&self, work: F) -> Result<T, Error>
+    async fn run_on_thread<T, F>(&self, work: F) -> Result<T, Error>
     where
         T: Send + 'static,
-        F: Future<Output = Result<T, Fault>> + Send + 'static,
+        F: Future<Output = Result<T, PostgresError>> + Send + 'static,
     {
         match self.shared.runtime.spawn(work).await {
             Ok(result) => result.map_err(Error::from),
@@ -203,47 +204,26 @@ impl PostgresStore {
     }
 }
 
-async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
+async fn start(settings: Arc<Settings>) -> Result<Started, PostgresError> {
     let mut link = OwnConnection::new(Arc::clone(&settings));
-    schema::prepare(link.connect().await?, &settings.schema, &settings.target).await?;
-    let checked = Arc::clone(&settings);
-    let side = PgPoolOptions::new()
-        .max_connections(settings.connections)
-        .acquire_timeout(settings.patience)
-        .test_before_acquire(false)
-        .before_acquire(|connection, known| {
-            Box::pin(async move {
-                // A connection that was in use recently is alive; an idle one may have lost its server.
-                Ok(known.idle_for < Duration::from_secs(1) || connection.ping().await.is_ok())
-            })
-        })
-        .after_connect(move |connection, _| {
-            let settings = Arc::clone(&checked);
-            Box::pin(async move {
-                link::check(&settings, connection)
-                    .await
-                    .map_err(|fault| sqlx::Error::Configuration(fault.to_string().into()))
-            })
-        })
-        .connect_lazy_with(settings.options.clone());
+    schema::MIGRATION.apply(link.connect().await?, &settings).await?;
+    let side = semel_postgres::pool(&settings.connection);
     let shared = Arc::new(StoreShared::new(Arc::clone(&settings), side, tokio::runtime::Handle::current()));
-    let (claims, writes) = (Arc::new(CommandQueue::default()), Arc::new(CommandQueue::default()));
+    let (claims, writes) = (Arc::new(CommandQueue::new()), Arc::new(CommandQueue::new()));
     let lone = Arc::new(Lone::new(&settings));
     let lanes =
         [(Lane::Claims, &claims, link), (Lane::Writes, &writes, OwnConnection::new(Arc::clone(&settings)))];
     for (lane, queue, link) in lanes {
         let (shared, queue) = (Arc::clone(&shared), Arc::clone(queue));
-        tokio::spawn(
-            LaneTask { lane, shared, queue, link, alone: 0, last: LoneClaimResult::Nothing, failures: 0 }
-                .run(),
-        );
+        let last = LoneClaimResult::Nothing;
+        tokio::spawn(LaneTask { lane, shared, queue, link, alone: 0, last, failures: 0 }.run());
     }
     tokio::spawn(guard::release_what_was_rolled_back(Arc::clone(&shared)));
     if settings.pooling == Pooling::Direct {
         let pulse = Arc::new(Pulse::default());
         let (ready, listening) = oneshot::channel();
         tokio::spawn(listen::listen(Arc::clone(&shared), Arc::clone(&pulse), ready));
-        tokio::spawn(listen::beat(Arc::clone(&shared), pulse));
+        tokio::spawn(listen::send_heartbeats(Arc::clone(&shared), pulse));
         tokio::spawn(listen::arm(Arc::clone(&shared)));
         // Without it waiters poll, so the store can start.
         let _ = timeout(settings.patience, listening).await;
@@ -252,7 +232,7 @@ async fn start(settings: Arc<Settings>) -> Result<Started, Fault> {
 }
 
 /// Tells other processes not to wait for this one any more.
-async fn leave(shared: &StoreShared) {
+async fn remove_process(shared: &StoreShared) {
     let left = async {
         if shared.appeared.load(Ordering::Acquire) {
             let query = shared.settings.query(&shared.settings.statements.leave);
@@ -296,13 +276,13 @@ impl Store for PostgresStore {
     fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
         Box::pin(async move {
             match command {
-                Command::Claim(claim) => match self.lone.pass(&self.shared, &self.claims) {
+                Command::Claim(claim) => match self.lone.try_permit(&self.shared, &self.claims) {
                     Some(pass) => {
                         let (shared, claims) = (Arc::clone(&self.shared), Arc::clone(&self.claims));
                         let work = lone::claim(shared, claims, pass, id, claim);
                         Inline::new(self.shared.runtime.clone(), work).await
                     }
-                    None => self.in_lane(&self.claims, id, Command::Claim(claim)).await,
+                    None => self.run_in_lane(&self.claims, id, Command::Claim(claim)).await,
                 },
                 Command::Settle(_) | Command::Forget(_) | Command::Reexecute => {
                     let (lone, patience) = (Arc::clone(&self.lone), self.shared.settings.patience);
@@ -310,36 +290,36 @@ impl Store for PostgresStore {
                         lone.end(patience).await;
                         Ok(())
                     };
-                    self.on_thread(ended).await?;
-                    self.in_lane(&self.claims, id, command).await
+                    self.run_on_thread(ended).await?;
+                    self.run_in_lane(&self.claims, id, command).await
                 }
                 Command::Begin(_)
                 | Command::Renew(_)
                 | Command::Complete { .. }
                 | Command::Release(_)
                 | Command::Bind(_)
-                | Command::Abandon(_) => self.in_lane(&self.writes, id, command).await,
+                | Command::Abandon(_) => self.run_in_lane(&self.writes, id, command).await,
             }
         })
     }
 
     fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(self.on_thread(async move {
-            get(&shared, id).await.map_err(|error| Fault::row(&shared.settings.target, &error))
+        Box::pin(self.run_on_thread(async move {
+            get(&shared, id).await.map_err(|error| shared.settings.explain_row(&error))
         }))
     }
 
     fn scan(&self, query: Scan) -> BoxFuture<'_, Result<Page, Error>> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(self.on_thread(async move {
-            scan(&shared, query).await.map_err(|error| Fault::row(&shared.settings.target, &error))
+        Box::pin(self.run_on_thread(async move {
+            scan(&shared, query).await.map_err(|error| shared.settings.explain_row(&error))
         }))
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, Error>> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(self.on_thread(async move { sweep::sweep(&shared, limit).await }))
+        Box::pin(self.run_on_thread(async move { sweep::sweep(&shared, limit).await }))
     }
 
     fn watch(&self, id: KeyId) -> Watch {
@@ -354,19 +334,19 @@ impl Store for PostgresStore {
 
     fn secret(&self, candidate: Secret) -> BoxFuture<'_, Result<Secret, Error>> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(self.on_thread(async move { secret::give(&shared, &candidate).await }))
+        Box::pin(self.run_on_thread(async move { secret::give(&shared, &candidate).await }))
     }
 
     /// The size of the table of records with its indexes. PostgreSQL gives room back to the system only with
     /// `VACUUM FULL`; until then it counts, although new records use it.
     fn used_bytes(&self) -> BoxFuture<'_, Result<Option<u64>, Error>> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(self.on_thread(async move {
+        Box::pin(self.run_on_thread(async move {
             let query = shared.settings.query(&shared.settings.statements.used_bytes);
             let rows = shared.fetch(query).await;
             let bytes =
                 rows.and_then(|rows| rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get::<i64, _>(0));
-            let bytes = bytes.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
+            let bytes = bytes.map_err(|error| shared.settings.explain(&error))?;
             Ok(u64::try_from(bytes).ok())
         }))
     }
@@ -382,26 +362,26 @@ impl Store for PostgresStore {
 impl MarkStore for PostgresStore {
     fn read_mark(&self, mark: MarkId) -> BoxFuture<'_, Result<Option<u64>, Error>> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(self.on_thread(async move {
+        Box::pin(self.run_on_thread(async move {
             let query = shared.settings.query(&shared.settings.statements.read_mark);
             let rows = shared.fetch(query.bind(mark.as_bytes().as_slice())).await;
             let value = rows.and_then(|rows| rows.first().map(|row| row.try_get::<i64, _>(0)).transpose());
-            let value = value.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
+            let value = value.map_err(|error| shared.settings.explain(&error))?;
             Ok(value.map(|value| u64::try_from(value).unwrap_or(0)))
         }))
     }
 
     fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(self.on_thread(async move {
+        Box::pin(self.run_on_thread(async move {
             let Ok(value) = i64::try_from(value) else {
-                return Err(Fault::setup("a high-water mark in PostgreSQL must be below 2^63"));
+                return Err(PostgresError::setup("a high-water mark in PostgreSQL must be below 2^63"));
             };
             let query = shared.settings.query(&shared.settings.statements.raise_mark);
             let rows = shared.fetch(query.bind(mark.as_bytes().as_slice()).bind(value)).await;
             let stands =
                 rows.and_then(|rows| rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get::<i64, _>(0));
-            let stands = stands.map_err(|error| Fault::statement(&shared.settings.target, &error))?;
+            let stands = stands.map_err(|error| shared.settings.explain(&error))?;
             Ok(u64::try_from(stands).unwrap_or(0))
         }))
     }

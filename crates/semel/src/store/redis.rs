@@ -2,7 +2,7 @@
 //!
 //! Every record is one packed value under its own hash tag; every change is one script call, in which the server's
 //! clock decides. The script is another spelling of [`crate::record`]. What is commonest needs no script: a first claim
-//! and a replay, see `redis/plain.rs`. What is kept where, and what may be promised of it, is told in
+//! and a replay, see `redis/without_script.rs`. What is kept where, and what may be promised of it, is told in
 //! `docs/reference/redis-store.md`.
 
 mod address;
@@ -17,7 +17,7 @@ mod link;
 mod listen;
 mod listing;
 mod names;
-mod plain;
+mod plan;
 mod replicas;
 mod script;
 mod secret;
@@ -25,6 +25,7 @@ mod secret;
 mod side;
 #[cfg(all(test, feature = "testkit"))]
 mod timed_tests;
+mod without_script;
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -35,7 +36,6 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
-use self::address::{QUEUED, SharedConnection};
 pub use self::builder::{OnStoreLoss, RedisBuilder};
 use self::caches::Caches;
 pub use self::client::{Effect, RedisClient, RedisClientBuilder, RedisScript};
@@ -46,17 +46,18 @@ use self::health::ServerHealth;
 use self::link::{Link, NumberedConnection};
 use self::listing::{IdListing, Sweeper};
 use self::names::Names;
-use self::plain::Guess;
+
 use self::replicas::Replicas;
 use self::script::{Dialect, Rules, ScriptReply};
 #[cfg(feature = "postgres")]
 pub(super) use self::side::{Side, SideThread, Wake};
+use self::without_script::Guess;
 use super::given::GivenSecret;
-use super::inline::Inline;
 use super::{
     BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store,
     Swept, Wakeups, Watch,
 };
+use crate::backoff::Backoff;
 use crate::key::KeyId;
 use crate::record::{self, Command, Fence, Ruling};
 use crate::secret::Secret;
@@ -92,23 +93,13 @@ async fn begin(mut calls: UnboundedReceiver<ThreadCall>) {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Way {
-    /// As an answer from the record, by GET.
-    Replay,
-    /// As a first claim, by SET.
-    Plain,
-    /// With the rules.
-    Rules,
-}
-
 /// A message to every process, and the processes that received it.
 struct Announcement {
     listeners: i64,
     /// Asks how many processes received it.
     heard: ::redis::Cmd,
     until: Instant,
-    pause: Duration,
+    backoff: Backoff,
 }
 
 /// The state that calls and background tasks share.
@@ -177,91 +168,6 @@ impl RedisStore {
 }
 
 impl Shared {
-    async fn apply(&self, id: KeyId, command: Command) -> Result<Ruling, Error> {
-        if matches!(command, Command::Claim(_)) {
-            if let Some(refusal) = self.given.refusal(&self.name) {
-                return Err(refusal);
-            }
-            if let Some(refusal) = self.refusal() {
-                return self.apply_without_winning(id, &command, refusal).await;
-            }
-        }
-        let key = self.names.record(id);
-        let mut numbered = self.link.wire().await?;
-        if let Command::Claim(claim) = &command {
-            if self.guess.replay_is_likely()
-                && let Some(replay) = self.replay(&mut numbered, &key, claim).await?
-            {
-                return Ok(self.was(replay));
-            }
-            self.introduce(&mut numbered).await?;
-        }
-        let ruling = self.execute(&mut numbered, &key, &command).await?;
-        if matches!(ruling, Ruling::Won(_) | Ruling::Accepted { .. }) {
-            self.replicas.have_it(&self.link, &mut numbered, &key).await?;
-        }
-        if let (Command::Forget(_) | Command::Reexecute, Ruling::Accepted { .. }) = (&command, &ruling) {
-            self.tell_caches(id).await?;
-        }
-        Ok(ruling)
-    }
-
-    /// The connection, if a command needs only one exchange over it.
-    ///
-    /// Callers may stop polling while they wait for a place in the connection's queue. They therefore get at most
-    /// half of its places, so that the store's thread, which also sends heartbeats, always finds one. A cluster's
-    /// queues are shorter.
-    fn short_way(self: &Arc<Self>, command: &Command) -> Option<NumberedConnection> {
-        // Every call holds one, a claim two.
-        if Arc::strong_count(self) > QUEUED / 2 {
-            return None;
-        }
-        let numbered =
-            self.link.at_hand().filter(|numbered| matches!(numbered.wire, SharedConnection::One(_)))?;
-        let short = match command {
-            Command::Claim(_) => {
-                let refused = self.refusal().or_else(|| self.given.refusal(&self.name));
-                self.is_introduced(&numbered) && refused.is_none()
-            }
-            Command::Forget(_) | Command::Reexecute => false,
-            _ => true,
-        };
-        (short && self.replicas.are_not_asked()).then_some(numbered)
-    }
-
-    /// Applies a command over the [`short_way`](Self::short_way).
-    async fn apply_shortly(
-        &self,
-        mut numbered: NumberedConnection,
-        id: KeyId,
-        command: &Command,
-    ) -> Result<Ruling, Error> {
-        self.execute(&mut numbered, &self.names.record(id), command).await
-    }
-
-    /// One way to apply a claim; `None` if another way must be tried.
-    async fn claim_by(
-        &self,
-        way: Way,
-        mut numbered: NumberedConnection,
-        id: KeyId,
-        command: &Command,
-    ) -> Result<Option<Ruling>, Error> {
-        let key = self.names.record(id);
-        let ruling = match (way, command) {
-            (Way::Replay, Command::Claim(claim)) => self.replay(&mut numbered, &key, claim).await?,
-            (Way::Plain, _) => self.claim_plainly(&mut numbered, &key, command).await?,
-            _ => return self.execute(&mut numbered, &key, command).await.map(Some),
-        };
-        Ok(ruling.map(|ruling| self.was(ruling)))
-    }
-
-    /// Records the result of a claim.
-    fn was(&self, ruling: Ruling) -> Ruling {
-        self.guess.saw(&ruling);
-        ruling
-    }
-
     async fn execute(
         &self,
         numbered: &mut NumberedConnection,
@@ -281,8 +187,9 @@ impl Shared {
         let secret = self.secret_query();
         let (answer, kept) =
             self.link.call_then(numbered, script, key, &arguments, secret.as_ref(), CallReach::Write).await?;
-        let ruling = self.was(script::ruling(command, answer)?);
-        self.granted(numbered, key, ruling, kept).await
+        let ruling = script::ruling(command, answer)?;
+        self.guess.note(&ruling);
+        self.confirm_grant(numbered, key, ruling, kept).await
     }
 
     /// Answers a claim with the rules, but refuses it if it would be won.
@@ -300,7 +207,7 @@ impl Shared {
     }
 
     async fn get(&self, id: KeyId) -> Result<Option<Snapshot>, Error> {
-        let mut numbered = self.link.wire().await?;
+        let mut numbered = self.link.connection().await?;
         let key = self.names.record(id);
         let script = self.rules.usual();
         let answer =
@@ -317,7 +224,7 @@ impl Shared {
     async fn tell_caches(&self, id: KeyId) -> Result<(), Error> {
         self.caches.invalidate(id);
         let mut told = self.tell_all(id).await?;
-        while !self.have_heard(&mut told).await? {}
+        while !self.all_confirmed(&mut told).await? {}
         Ok(())
     }
 
@@ -332,20 +239,19 @@ impl Shared {
             listeners,
             heard,
             until: instant() + CACHES_LIVE,
-            pause: Duration::from_micros(200),
+            backoff: Backoff::new(Duration::from_micros(200), Duration::from_millis(20)),
         })
     }
 
     /// True if every process has received a message. If not, this waits a moment before it returns.
     ///
     /// A process that does not answer is waited for until everything it caches is too old to be used.
-    async fn have_heard(&self, told: &mut Announcement) -> Result<bool, Error> {
+    async fn all_confirmed(&self, told: &mut Announcement) -> Result<bool, Error> {
         let heard = number(&self.link.query(&told.heard, CallReach::Write).await?);
         if heard >= told.listeners || instant() >= told.until {
             return Ok(true);
         }
-        tokio::time::sleep(told.pause).await;
-        told.pause = (told.pause * 2).min(Duration::from_millis(20));
+        told.backoff.wait().await;
         Ok(false)
     }
 
@@ -368,18 +274,18 @@ impl Shared {
     }
 
     async fn raise_mark(&self, mark: MarkId, value: u64) -> Result<u64, Error> {
-        let mut numbered = self.link.wire().await?;
+        let mut numbered = self.link.connection().await?;
         let key = self.names.mark(mark);
         let arguments = [b"mark".to_vec(), format!("{value:020}").into_bytes()];
         let answer =
             self.link.call(&mut numbered, self.rules.marks(), &key, &arguments, CallReach::Write).await?;
-        self.replicas.have_it(&self.link, &mut numbered, &key).await?;
+        self.replicas.wait_for_replicas(&self.link, &mut numbered, &key).await?;
         mark_value(&answer)
     }
 }
 
 fn mark_value(value: &Value) -> Result<u64, Error> {
-    let Value::BulkString(digits) = value else { return Err(script::strange("is not a mark")) };
+    let Value::BulkString(digits) = value else { return Err(script::unexpected_reply("is not a mark")) };
     let number = str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok());
     number.ok_or_else(|| Error::new(ErrorKind::Corrupt, "a mark is not a number"))
 }
@@ -395,45 +301,9 @@ fn number(value: &Value) -> i64 {
     }
 }
 
-/// The ways to apply a claim over the [`short way`](Shared::short_way), one after the other. A dropped call completes
-/// the exchange that it began and sends nothing after it.
-async fn claim_shortly(
-    shared: Arc<Shared>,
-    runtime: Handle,
-    numbered: NumberedConnection,
-    id: KeyId,
-    command: Command,
-) -> Result<Ruling, Error> {
-    let command = Arc::new(command);
-    let first = shared.guess.replay_is_likely().then_some(Way::Replay);
-    let then = shared.may_be_plain(&command).then_some(Way::Plain);
-    for way in first.into_iter().chain(then).chain([Way::Rules]) {
-        let (shared, numbered, command) = (Arc::clone(&shared), numbered.clone(), Arc::clone(&command));
-        let step = async move { shared.claim_by(way, numbered, id, &command).await };
-        if let Some(ruling) = Inline::new(runtime.clone(), step).await? {
-            return Ok(ruling);
-        }
-    }
-    Err(script::strange("lacks a ruling"))
-}
-
 impl Store for RedisStore {
     fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
-        let shared = Arc::clone(&self.shared);
-        if let Some(numbered) = shared.short_way(&command) {
-            if shared.goes_together(&command) {
-                let work = async move { shared.complete_together(numbered, id, &command).await };
-                return Box::pin(Inline::new(self.runtime.clone(), work));
-            }
-            if matches!(command, Command::Claim(_))
-                && (shared.guess.replay_is_likely() || shared.may_be_plain(&command))
-            {
-                return Box::pin(claim_shortly(shared, self.runtime.clone(), numbered, id, command));
-            }
-            let work = async move { shared.apply_shortly(numbered, id, &command).await };
-            return Box::pin(Inline::new(self.runtime.clone(), work));
-        }
-        self.run(async move { shared.apply(id, command).await })
+        plan::apply(self, id, command)
     }
 
     fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {

@@ -21,19 +21,19 @@ impl<S, W: sealed::Reach<S> + ?Sized> Wraps<S> for W {}
 
 /// The transformation between a caller and the inner store, inside a transaction.
 #[derive(Clone)]
-pub struct Veil {
+pub struct OutcomeTransform {
     #[cfg(feature = "encryption")]
     sealer: Option<Arc<super::encrypted::OutcomeSealer>>,
 }
 
-impl Veil {
+impl OutcomeTransform {
     pub(crate) const NONE: Self = Self {
         #[cfg(feature = "encryption")]
         sealer: None,
     };
 
     /// The command for the inner store.
-    pub(crate) fn cover(&self, id: KeyId, command: Command) -> Command {
+    pub(crate) fn seal_command(&self, id: KeyId, command: Command) -> Command {
         #[cfg(feature = "encryption")]
         if let Some(sealer) = &self.sealer {
             return sealer.seal_command(id, command).0;
@@ -44,7 +44,7 @@ impl Veil {
 
     /// The ruling for the caller.
     #[cfg(feature = "embedded")]
-    pub(crate) fn lift(&self, id: KeyId, ruling: Ruling) -> Result<Ruling, Error> {
+    pub(crate) fn open_ruling(&self, id: KeyId, ruling: Ruling) -> Result<Ruling, Error> {
         #[cfg(feature = "encryption")]
         if let Some(sealer) = &self.sealer {
             return sealer.open_ruling(id, ruling);
@@ -54,14 +54,14 @@ impl Veil {
     }
 }
 
-impl fmt::Debug for Veil {
+impl fmt::Debug for OutcomeTransform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Veil")
+        f.write_str("OutcomeTransform")
     }
 }
 
 pub(crate) mod sealed {
-    use super::{Store, Veil};
+    use super::{OutcomeTransform, Store};
 
     /// Access through a wrapper.
     pub trait Reach<S>: Send + Sync {
@@ -70,7 +70,7 @@ pub(crate) mod sealed {
         /// The store that has the transactions.
         fn inside(&self) -> &S;
         /// The transformation between the two.
-        fn veil(&self) -> Veil;
+        fn transform(&self) -> OutcomeTransform;
     }
 }
 
@@ -83,8 +83,8 @@ impl<S, W: sealed::Reach<S> + ?Sized> sealed::Reach<S> for Arc<W> {
         (**self).inside()
     }
 
-    fn veil(&self) -> Veil {
-        (**self).veil()
+    fn transform(&self) -> OutcomeTransform {
+        (**self).transform()
     }
 }
 
@@ -100,8 +100,8 @@ macro_rules! reaches_itself {
                 self
             }
 
-            fn veil(&self) -> Veil {
-                Veil::NONE
+            fn transform(&self) -> OutcomeTransform {
+                OutcomeTransform::NONE
             }
         }
 
@@ -115,8 +115,8 @@ macro_rules! reaches_itself {
                 self.inner()
             }
 
-            fn veil(&self) -> Veil {
-                Veil { sealer: Some(Arc::clone(self.sealer())) }
+            fn transform(&self) -> OutcomeTransform {
+                OutcomeTransform { sealer: Some(Arc::clone(self.sealer())) }
             }
         }
     };

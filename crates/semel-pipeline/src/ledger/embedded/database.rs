@@ -5,8 +5,7 @@ use std::task::{Context, Poll, Waker};
 
 use semel::store::BoxFuture;
 use semel::store::rusqlite::types::ToSqlOutput;
-use semel::store::rusqlite::{self, Connection, Statement, ToSql};
-use semel::time::Timestamp;
+use semel::store::rusqlite::{self, CachedStatement, Statement, ToSql};
 
 use super::columns::{Columns, micros};
 use super::work::{Done, Fault, Work};
@@ -15,29 +14,23 @@ use crate::ledger::sql::page::{before, exactly, look_at};
 use crate::ledger::sql::{Database, FromRow, Statements, Value};
 use crate::ledger::{DeliveryFilter, Error, Page};
 
-/// One call's view of the file.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Reader<'a> {
-    pub(super) connection: &'a Connection,
-    pub(super) now: Timestamp,
-}
-
-impl<'a> Reader<'a> {
-    pub(super) fn new(connection: &'a Connection, now: Timestamp) -> Self {
-        Self { connection, now }
-    }
-
-    fn query<T: FromRow>(
-        self,
-        sql: &str,
-        with: &[Value<'_>],
-        mut visit: impl FnMut(T) -> bool,
-    ) -> rusqlite::Result<()> {
-        let mut statement = self.connection.prepare_cached(sql)?;
+impl Work<'_> {
+    fn prepare(&self, sql: &str, with: &[Value<'_>]) -> rusqlite::Result<CachedStatement<'_>> {
+        let mut statement = self.sql.prepare_cached(sql)?;
         for (number, value) in (1..).zip(with) {
             bind(&mut statement, &format!("${number}"), value)?;
         }
         bind(&mut statement, ":now", &Value::Integer(micros(self.now)))?;
+        Ok(statement)
+    }
+
+    fn query<T: FromRow>(
+        &self,
+        sql: &str,
+        with: &[Value<'_>],
+        mut visit: impl FnMut(T) -> bool,
+    ) -> rusqlite::Result<()> {
+        let mut statement = self.prepare(sql, with)?;
         let mut rows = statement.raw_query();
         while let Some(row) = rows.next()? {
             if !visit(T::read(&mut Columns::of(row))?) {
@@ -61,6 +54,7 @@ impl ToSql for Value<'_> {
     fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
         match self {
             Self::Integer(number) => number.to_sql(),
+            Self::Real(number) => number.to_sql(),
             Self::Text(text) => text.to_sql(),
             Self::Bytes(bytes) => bytes.to_sql(),
             Self::Texts(texts) => Ok(crate::ledger::sql::to_json(texts).into()),
@@ -73,7 +67,7 @@ impl ToSql for Value<'_> {
     }
 }
 
-impl Database for Reader<'_> {
+impl Database for Work<'_> {
     type Fault = Fault;
 
     const SQL: Statements = super::statements::STATEMENTS;
@@ -85,6 +79,11 @@ impl Database for Reader<'_> {
         visit: impl FnMut(T) -> bool + Send + 'a,
     ) -> BoxFuture<'a, Result<(), Fault>> {
         Box::pin(std::future::ready(self.query(sql, with, visit).map_err(Fault::from)))
+    }
+
+    fn run<'a>(&'a mut self, sql: &'static str, with: &[Value<'_>]) -> BoxFuture<'a, Result<u64, Fault>> {
+        let changed = self.prepare(sql, with).and_then(|mut statement| statement.raw_execute());
+        Box::pin(std::future::ready(changed.map(|rows| rows as u64).map_err(Fault::from)))
     }
 
     fn page_rows(_: &Page) -> i64 {
@@ -107,17 +106,10 @@ impl Database for Reader<'_> {
     }
 }
 
-impl<'a> Work<'a> {
-    /// The file for shared code.
-    pub(super) fn reader(&self) -> Reader<'a> {
-        Reader::new(self.sql, self.now)
-    }
-}
-
-/// The answer of shared code over a [`Reader`], which never waits.
+/// The answer of shared code over [`Work`], which never waits.
 pub(super) fn now<T>(answer: impl Future<Output = Done<T>>) -> Done<T> {
     match pin!(answer).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(answer) => answer,
-        Poll::Pending => unreachable!("a reader answers at once"),
+        Poll::Pending => unreachable!("SQLite answers at once"),
     }
 }

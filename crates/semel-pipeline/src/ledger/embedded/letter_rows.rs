@@ -1,9 +1,9 @@
 //! How dead letters are written: with the burial of a delivery, again when a replay failed, and when their status changes.
 
-use semel::store::rusqlite::{self, OptionalExtension as _, params};
+use semel::store::rusqlite::{self, params};
 
 use super::broken;
-use super::columns::{Columns, micros};
+use super::columns::micros;
 use super::rows::Row;
 use super::work::{Done, Work};
 use crate::delivery::{DeliveryState, Ending};
@@ -22,17 +22,11 @@ pub(super) struct LetterRow {
 
 impl Work<'_> {
     pub(super) fn find_letter(&self, id: LetterId) -> rusqlite::Result<Option<LetterRow>> {
-        self.sql
-            .prepare_cached("SELECT number, delivery, status FROM ledger_letters WHERE id = ?1")?
-            .query_row([id.to_bytes()], |row| {
-                let mut columns = Columns::of(row);
-                Ok(LetterRow {
-                    number: columns.get()?,
-                    delivery: columns.get()?,
-                    status: columns.name(Status::from_name)?,
-                })
-            })
-            .optional()
+        let sql = "SELECT number, delivery, status FROM ledger_dead_letter WHERE id = ?1";
+        self.one(sql, [id.to_bytes()], |columns| {
+            let (number, delivery) = (columns.get()?, columns.get()?);
+            Ok(LetterRow { number, delivery, status: columns.name(Status::from_name)? })
+        })
     }
 
     /// Adds a delivery that is dead from the start, with its letter. Answers the letter's id.
@@ -64,14 +58,12 @@ impl Work<'_> {
         let id = LetterId::new(self.now);
         let source = self.source_of(row.event)?;
         let signature = Signature::of(Some(&row.target), cause, ending.status, &ending.error);
-        self.sql
-            .prepare_cached(
-                "INSERT INTO ledger_letters (id, tenant, event, delivery, target, type, stream, message, cause, error,
-                        signature, status, attempts, last_attempt_at, failed_replays, copy_of, mirrored, created_at,
-                        updated_at)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, 0, ?15, 0, ?16, ?16)",
-            )?
-            .execute(params![
+        self.execute(
+            "INSERT INTO ledger_dead_letter (id, tenant, event, delivery, target, event_type, stream, message, cause,
+                    error, signature, status, attempts, last_attempt_at, failed_replays, copy_of, mirrored, created_at,
+                    updated_at)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 'pending', ?12, ?13, 0, ?14, 0, ?15, ?15)",
+            params![
                 id.to_bytes(),
                 row.tenant,
                 row.event,
@@ -83,12 +75,12 @@ impl Work<'_> {
                 cause.as_str(),
                 ending.error,
                 signature.as_str(),
-                Status::Pending.as_str(),
-                row.tries,
-                (row.numbered > 0).then(|| micros(self.now)),
+                row.total_attempts,
+                (row.last_attempt > 0).then(|| micros(self.now)),
                 copy_of.map(LetterId::to_bytes),
                 micros(self.now),
-            ])?;
+            ],
+        )?;
         let number = self.sql.last_insert_rowid();
         self.count_letter(Status::Pending, 1);
         Ok((number, id))
@@ -102,84 +94,64 @@ impl Work<'_> {
         ending: &Ending,
         cause: Option<Cause>,
     ) -> Done<()> {
-        let (kept, failed) = self
-            .sql
-            .prepare_cached("SELECT cause, failed_replays FROM ledger_letters WHERE number = ?1")?
-            .query_row([letter], |row| {
-                let mut columns = Columns::of(row);
-                Ok((columns.name(Cause::from_name)?, columns.get::<u32>()?))
-            })?;
+        let sql = "SELECT cause, failed_replays FROM ledger_dead_letter WHERE number = ?1";
+        let found =
+            self.one(sql, [letter], |columns| Ok((columns.name(Cause::from_name)?, columns.get::<u32>()?)))?;
+        let (kept, failed) = found.ok_or_else(|| broken(&format!("there is no letter {letter}")))?;
         let (cause, failed) = (cause.unwrap_or(kept), failed.saturating_add(1));
         let signature = Signature::of(Some(&row.target), cause, ending.status, &ending.error);
-        self.sql
-            .prepare_cached(
-                "UPDATE ledger_letters SET cause = ?2, error = ?3, signature = ?4, attempts = ?5, last_attempt_at = ?6,
-                        failed_replays = ?7
-                 WHERE number = ?1",
-            )?
-            .execute(params![
-                letter,
-                cause.as_str(),
-                ending.error,
-                signature.as_str(),
-                row.tries,
-                micros(self.now),
-                failed
-            ])?;
+        let (signature, attempts, now) = (signature.as_str(), row.total_attempts, micros(self.now));
+        self.execute(
+            "UPDATE ledger_dead_letter SET cause = ?2, error = ?3, signature = ?4, attempts = ?5, last_attempt_at = ?6,
+                    failed_replays = ?7
+             WHERE number = ?1",
+            params![letter, cause.as_str(), ending.error, signature, attempts, now, failed],
+        )?;
         let status = if failed >= PARKED_AFTER { Status::Parked } else { Status::Pending };
         self.set_letter_status(letter, status)
     }
 
     /// Writes a letter that no delivery stands behind, unless its message has one. Answers the id it is kept under.
     pub(super) fn put(&mut self, letter: &NewLetter) -> Done<LetterId> {
-        let there = self
-            .sql
-            .prepare_cached(
-                "SELECT id FROM ledger_letters WHERE stream = ?1 AND message = ?2 AND delivery IS NULL",
-            )?
-            .query_row(params![letter.source.stream, letter.source.message], |row| row.get(0))
-            .optional()?;
-        if let Some(id) = there {
+        let sql = "SELECT id FROM ledger_dead_letter WHERE stream = ?1 AND message = ?2 AND delivery IS NULL";
+        let SourceMessage { stream, message } = &letter.source;
+        if let Some(id) = self.one(sql, [stream, message], |columns| columns.id())? {
             return Ok(LetterId::from_bytes(id));
         }
         let signature = Signature::of(None, letter.cause, None, &letter.error);
-        self.sql
-            .prepare_cached(
-                "INSERT INTO ledger_letters (id, tenant, stream, message, payload, content_type, headers, cause, error,
-                        signature, status, attempts, last_attempt_at, failed_replays, mirrored, created_at, updated_at)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, 0, 0, ?14, ?14)",
-            )?
-            .execute(params![
+        self.execute(
+            "INSERT INTO ledger_dead_letter (id, tenant, stream, message, payload, content_type, headers, cause, error,
+                    signature, status, attempts, last_attempt_at, failed_replays, mirrored, created_at, updated_at)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, 'pending', ?11, ?12, 0, 0, ?13, ?13)",
+            params![
                 letter.id.to_bytes(),
                 letter.tenant,
-                letter.source.stream,
-                letter.source.message,
+                stream,
+                message,
                 &letter.payload[..],
                 letter.content_type,
                 to_json(&letter.headers),
                 letter.cause.as_str(),
                 letter.error,
                 signature.as_str(),
-                Status::Pending.as_str(),
                 letter.attempts,
                 (letter.attempts > 0).then(|| micros(self.now)),
                 micros(self.now),
-            ])?;
+            ],
+        )?;
         self.count_letter(Status::Pending, 1);
         Ok(letter.id)
     }
 
     /// Gives a letter another status.
     pub(super) fn set_letter_status(&mut self, letter: i64, status: Status) -> Done<()> {
-        let before = self
-            .sql
-            .prepare_cached("SELECT status FROM ledger_letters WHERE number = ?1")?
-            .query_row([letter], |row| Columns::of(row).name(Status::from_name))
-            .optional()?
-            .ok_or_else(|| broken(&format!("there is no letter {letter}")))?;
-        self.sql
-            .prepare_cached("UPDATE ledger_letters SET status = ?2, updated_at = ?3 WHERE number = ?1")?
-            .execute(params![letter, status.as_str(), micros(self.now)])?;
+        let sql = "SELECT status FROM ledger_dead_letter WHERE number = ?1";
+        let before = self.one(sql, [letter], |columns| columns.name(Status::from_name))?;
+        let before = before.ok_or_else(|| broken(&format!("there is no letter {letter}")))?;
+        self.execute(
+            "UPDATE ledger_dead_letter SET status = ?2, updated_at = ?3 WHERE number = ?1",
+            params![letter, status.as_str(), micros(self.now)],
+        )?;
         self.count_letter(before, -1);
         self.count_letter(status, 1);
         Ok(())
@@ -207,13 +179,10 @@ impl Work<'_> {
 
     /// The message that an event came as, where it came from a stream.
     fn source_of(&self, event: i64) -> rusqlite::Result<Option<SourceMessage>> {
-        let origin = self
-            .sql
-            .prepare_cached("SELECT origin FROM ledger_events WHERE number = ?1")?
-            .query_row([event], |row| Columns::of(row).json())?;
-        Ok(match origin {
-            Origin::Stream { stream, message } => Some(SourceMessage { stream, message }),
-            Origin::Api { .. } | Origin::Outbox | Origin::Replay { .. } => None,
+        let sql = "SELECT origin FROM ledger_event WHERE number = ?1";
+        Ok(match self.one(sql, [event], |columns| columns.origin())? {
+            Some(Origin::Stream { stream, message }) => Some(SourceMessage { stream, message }),
+            Some(Origin::Api { .. } | Origin::Outbox | Origin::Replay { .. }) | None => None,
         })
     }
 }

@@ -2,11 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use semel::store::rusqlite::{self, OptionalExtension as _, params};
+use semel::store::rusqlite::{self, params};
 use semel::time::Timestamp;
 
 use super::Shared;
-use super::columns::{Columns, micros, moment};
+use super::columns::micros;
 use super::rows::Row;
 use super::work::{Done, Work};
 use crate::delivery::DeliveryState;
@@ -31,13 +31,13 @@ impl Work<'_> {
     /// Finds who is at the front of a target's order key.
     fn find_front(&mut self, target: &str, key: &str) -> Done<()> {
         let front = self.standing(
-            "SELECT number, state, tenant, due_at FROM ledger_deliveries INDEXED BY ledger_deliveries_front
+            "SELECT number, state, tenant, due_at FROM ledger_delivery INDEXED BY ledger_deliveries_front
              WHERE target = ?1 AND order_key = ?2 AND order_key IS NOT NULL AND front = 1",
             target,
             key,
         )?;
         let earliest = self.standing(
-            "SELECT number, state, tenant, due_at FROM ledger_deliveries INDEXED BY ledger_deliveries_order
+            "SELECT number, state, tenant, due_at FROM ledger_delivery INDEXED BY ledger_deliveries_order
              WHERE target = ?1 AND order_key = ?2 AND order_key IS NOT NULL
                AND state NOT IN ('done', 'dlq', 'cancelled')
              ORDER BY number LIMIT 1",
@@ -68,37 +68,28 @@ impl Work<'_> {
     }
 
     fn standing(&self, sql: &str, target: &str, key: &str) -> rusqlite::Result<Option<Standing>> {
-        self.sql
-            .prepare_cached(sql)?
-            .query_row(params![target, key], |row| {
-                let mut columns = Columns::of(row);
-                Ok(Standing {
-                    number: columns.get()?,
-                    state: columns.name(DeliveryState::from_name)?,
-                    tenant: columns.get()?,
-                    due_at: columns.time()?,
-                })
+        self.one(sql, [target, key], |columns| {
+            Ok(Standing {
+                number: columns.get()?,
+                state: columns.name(DeliveryState::from_name)?,
+                tenant: columns.get()?,
+                due_at: columns.time()?,
             })
-            .optional()
+        })
     }
 
     fn set_front(&self, number: i64, front: i64) -> rusqlite::Result<()> {
-        self.sql
-            .prepare_cached("UPDATE ledger_deliveries SET front = ?2 WHERE number = ?1")?
-            .execute([number, front])
-            .map(drop)
+        self.execute("UPDATE ledger_delivery SET front = ?2 WHERE number = ?1", [number, front]).map(drop)
     }
 
     /// Wakes the lanes of a target in which something is due by now: each waits for its turn from here.
     pub(super) fn wake_lanes(&self, target: &str, shared: &Shared) -> rusqlite::Result<()> {
-        let tenants: Vec<String> = self
-            .sql
-            .prepare_cached(
-                "SELECT tenant FROM ledger_lanes INDEXED BY ledger_lanes_asleep
+        let tenants: Vec<String> = self.all(
+            "SELECT tenant FROM ledger_turn INDEXED BY ledger_lanes_asleep
                  WHERE target = ?1 AND turn IS NULL AND due_at <= ?2 ORDER BY due_at LIMIT ?3",
-            )?
-            .query_map(params![target, micros(self.now), WOKEN], |row| row.get(0))?
-            .collect::<rusqlite::Result<_>>()?;
+            params![target, micros(self.now), WOKEN],
+            |columns| columns.get(),
+        )?;
         for tenant in tenants {
             self.give_turn(target, &tenant, shared)?;
         }
@@ -108,21 +99,21 @@ impl Work<'_> {
     /// Puts a lane behind all others.
     pub(super) fn give_turn(&self, target: &str, tenant: &str, shared: &Shared) -> rusqlite::Result<()> {
         let turn = shared.turns.fetch_add(1, Ordering::Relaxed) + 1;
-        self.sql
-            .prepare_cached("UPDATE ledger_lanes SET turn = ?3 WHERE target = ?1 AND tenant = ?2")?
-            .execute(params![target, tenant, turn])
-            .map(drop)
+        self.execute(
+            "UPDATE ledger_turn SET turn = ?3 WHERE target = ?1 AND tenant = ?2",
+            params![target, tenant, turn],
+        )
+        .map(drop)
     }
 
     /// The lane of a target whose turn it is, with its turn.
     pub(super) fn next_lane(&self, target: &str) -> rusqlite::Result<Option<(i64, String)>> {
-        self.sql
-            .prepare_cached(
-                "SELECT turn, tenant FROM ledger_lanes INDEXED BY ledger_lanes_awake
+        self.one(
+            "SELECT turn, tenant FROM ledger_turn INDEXED BY ledger_lanes_awake
                  WHERE target = ?1 AND turn IS NOT NULL ORDER BY turn LIMIT 1",
-            )?
-            .query_row([target], |row| Ok((row.get(0)?, row.get(1)?)))
-            .optional()
+            [target],
+            |columns| Ok((columns.get()?, columns.get()?)),
+        )
     }
 
     /// What is due first in a lane: its number and when.
@@ -131,15 +122,14 @@ impl Work<'_> {
         target: &str,
         tenant: &str,
     ) -> rusqlite::Result<Option<(i64, Timestamp)>> {
-        self.sql
-            .prepare_cached(
-                "SELECT number, due_at FROM ledger_deliveries INDEXED BY ledger_deliveries_ready
+        self.one(
+            "SELECT number, due_at FROM ledger_delivery INDEXED BY ledger_deliveries_ready
                  WHERE target = ?1 AND tenant = ?2 AND front = 1
                    AND state IN ('idle', 'queued', 'retry_wait', 'replaying')
                  ORDER BY due_at, number LIMIT 1",
-            )?
-            .query_row(params![target, tenant], |row| Ok((row.get(0)?, moment(row.get(1)?))))
-            .optional()
+            [target, tenant],
+            |columns| Ok((columns.get()?, columns.time()?)),
+        )
     }
 
     /// Lets a lane sleep until something in it is due; takes it away where nothing will be.
@@ -151,16 +141,13 @@ impl Work<'_> {
     ) -> rusqlite::Result<()> {
         match next_due {
             Some(due) => self
-                .sql
-                .prepare_cached(
-                    "UPDATE ledger_lanes SET turn = NULL, due_at = ?3 WHERE target = ?1 AND tenant = ?2",
-                )?
-                .execute(params![target, tenant, micros(due)])
+                .execute(
+                    "UPDATE ledger_turn SET turn = NULL, due_at = ?3 WHERE target = ?1 AND tenant = ?2",
+                    params![target, tenant, micros(due)],
+                )
                 .map(drop),
             None => self
-                .sql
-                .prepare_cached("DELETE FROM ledger_lanes WHERE target = ?1 AND tenant = ?2")?
-                .execute(params![target, tenant])
+                .execute("DELETE FROM ledger_turn WHERE target = ?1 AND tenant = ?2", params![target, tenant])
                 .map(drop),
         }
     }

@@ -22,16 +22,14 @@ impl EmbeddedLedger {
     {
         self.write(move |work, _| {
             let mut relayed = Relayed::default();
-            let all: Vec<Waiting> = now(work.reader().rows(WAITING, &[i64::from(limit).into()]))?;
+            let all: Vec<Waiting> = now(work.rows(WAITING, &[i64::from(limit).into()]))?;
             for waiting in all {
                 match work.relay(&waiting, &place)? {
                     Accepted::First(_) => relayed.accepted += 1,
                     Accepted::Cached(_) => relayed.cached += 1,
                     Accepted::Conflict | Accepted::Stale => relayed.refused += 1,
                 }
-                work.sql
-                    .prepare_cached("DELETE FROM ledger_outbox WHERE number = ?1")?
-                    .execute([waiting.number])?;
+                work.execute("DELETE FROM ledger_outbox WHERE number = ?1", [waiting.number])?;
             }
             Ok(relayed)
         })

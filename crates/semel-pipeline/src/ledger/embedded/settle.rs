@@ -1,16 +1,17 @@
 //! How attempts end, and what else that ends: dead letters, items of replay jobs.
 
-use semel::store::rusqlite::{self, OptionalExtension as _, params};
+use semel::store::rusqlite::{self, params};
 
 use super::broken;
-use super::columns::{Columns, length, micros};
+use super::columns::{length, micros};
+use super::database::now;
 use super::rows::Row;
 use super::work::{Done, Work};
 use crate::delivery::{AttemptClass, DeliveryState, Ending, Holding, Said, Settle};
 use crate::id::{JobId, LetterId};
-use crate::ledger::sql::Columns as _;
+use crate::ledger::sql::{Columns as _, jobs};
 use crate::letter::Status;
-use crate::replay::{ItemState, JobState};
+use crate::replay::ItemState;
 
 impl Work<'_> {
     pub(super) fn settle(&mut self, held: Holding, settle: Settle) -> Done<Said> {
@@ -40,7 +41,7 @@ impl Work<'_> {
             Settle::Defer(after) => {
                 self.end_attempt(&row, &Ending::deferred(String::new()))?;
                 row.attempts -= 1;
-                row.tries -= 1;
+                row.total_attempts -= 1;
                 row.due_at = self.now.after(after);
             }
             Settle::Block(ending) => {
@@ -56,7 +57,7 @@ impl Work<'_> {
                 self.end_attempt(&row, &ending)?;
                 if ending.class == AttemptClass::Deferred {
                     row.attempts -= 1;
-                    row.tries -= 1;
+                    row.total_attempts -= 1;
                 }
                 row.error = Some(ending.error.clone());
                 row.completed_at = Some(self.now);
@@ -84,23 +85,22 @@ impl Work<'_> {
 
     /// Writes how the present attempt ended.
     pub(super) fn end_attempt(&self, row: &Row, ending: &Ending) -> rusqlite::Result<()> {
-        self.sql
-            .prepare_cached(
-                "UPDATE ledger_attempts SET ended_at = ?3, class = ?4, status = ?5, error = ?6, excerpt = ?7,
+        self.execute(
+            "UPDATE ledger_attempt SET ended_at = ?3, class = ?4, status = ?5, error = ?6, excerpt = ?7,
                         retry_after = ?8
                  WHERE delivery = ?1 AND number = ?2",
-            )?
-            .execute(params![
+            params![
                 row.number,
-                row.numbered,
+                row.last_attempt,
                 micros(self.now),
                 ending.class.as_str(),
                 ending.status,
                 ending.error,
                 ending.excerpt,
                 ending.retry_after.map(length),
-            ])
-            .map(drop)
+            ],
+        )
+        .map(drop)
     }
 
     /// Ends the item that released this delivery, if one did. Where the delivery is the new event of an item, the letter
@@ -113,18 +113,13 @@ impl Work<'_> {
         original: Status,
     ) -> Done<Option<LetterId>> {
         let Some((job, position)) = row.item.take() else { return Ok(None) };
-        let (letter, is_new) = self
-            .sql
-            .prepare_cached(
-                "UPDATE ledger_items SET state = ?3, error = ?4 WHERE job = ?1 AND position = ?2
-                 RETURNING letter, new_event IS NOT NULL",
-            )?
-            .query_row(params![job.to_bytes(), position, state.as_str(), error], |row| {
-                let mut columns = Columns::of(row);
-                Ok((columns.id_or_none()?.map(LetterId::from_bytes), columns.flag()?))
-            })
-            .optional()?
-            .ok_or_else(|| broken(&format!("job {job} has no item {position}")))?;
+        let found = self.one(
+            "UPDATE ledger_item SET state = ?3, error = ?4 WHERE job = ?1 AND position = ?2
+             RETURNING letter, new_event IS NOT NULL",
+            params![job.to_bytes(), position, state.as_str(), error],
+            |columns| Ok((columns.id_or_none()?.map(LetterId::from_bytes), columns.flag()?)),
+        )?;
+        let (letter, is_new) = found.ok_or_else(|| broken(&format!("job {job} has no item {position}")))?;
         self.count_item(job, ItemState::Released, state)?;
         let Some(letter) = letter.filter(|_| is_new) else { return Ok(None) };
         self.end_original(letter, original)?;
@@ -132,23 +127,14 @@ impl Work<'_> {
     }
 
     /// Counts an item from one state to another. A job whose last item has ended is done.
-    pub(super) fn count_item(&self, job: JobId, from: ItemState, to: ItemState) -> rusqlite::Result<()> {
+    pub(super) fn count_item(&mut self, job: JobId, from: ItemState, to: ItemState) -> Done<()> {
         let (from, to) = (from.as_str(), to.as_str());
-        self.sql
-            .prepare_cached(&format!(
-                "UPDATE ledger_jobs SET {from} = {from} - 1, {to} = {to} + 1, updated_at = ?2 WHERE id = ?1"
-            ))?
-            .execute(params![job.to_bytes(), micros(self.now)])?;
-        self.end_job_if_over(job)
-    }
-
-    pub(super) fn end_job_if_over(&self, job: JobId) -> rusqlite::Result<()> {
-        self.sql
-            .prepare_cached(
-                "UPDATE ledger_jobs SET state = ?2, note = 'every item has ended', updated_at = ?3
-                 WHERE id = ?1 AND state IN ('running', 'paused') AND pending = 0 AND released = 0",
-            )?
-            .execute(params![job.to_bytes(), JobState::Done.as_str(), micros(self.now)])
-            .map(drop)
+        self.execute(
+            &format!(
+                "UPDATE ledger_job SET {from} = {from} - 1, {to} = {to} + 1, updated_at = ?2 WHERE id = ?1"
+            ),
+            params![job.to_bytes(), micros(self.now)],
+        )?;
+        now(jobs::end(self, vec![job.to_bytes()]))
     }
 }

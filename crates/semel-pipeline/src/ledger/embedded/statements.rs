@@ -8,12 +8,12 @@ use crate::ledger::{DeliveryFilter, EventFilter, LetterFilter};
 macro_rules! events {
     ($from:literal, $which:literal) => {
         concat!(
-            "SELECT e.number, e.kind, e.id, e.tenant, e.type, e.dedupe, CAST(e.hint AS BLOB), e.fingerprint, e.lifetime,
+            "SELECT e.number, e.kind, e.id, e.tenant, e.event_type, e.dedupe, CAST(e.dedupe_hint AS BLOB), e.fingerprint, e.dedupe_lifetime,
                 p.payload, e.content_type, e.headers, e.order_key, e.origin, e.targets, e.delay, e.deliver_within, e.tags,
                 e.metadata, e.request_id, e.traceparent, e.accepted_at, e.version, e.changes
             FROM ",
             $from,
-            " JOIN ledger_payloads AS p ON p.event = e.number WHERE ",
+            " JOIN ledger_payload AS p ON p.event = e.number WHERE ",
             $which
         )
     };
@@ -23,11 +23,11 @@ macro_rules! events {
 macro_rules! deliveries {
     ($from:literal, $which:literal) => {
         concat!(
-            "SELECT d.number, d.id, e.kind, e.id, d.target, d.tenant, d.type, d.state, d.attempts, d.crashes, d.epoch,
+            "SELECT d.number, d.id, e.kind, e.id, d.target, d.tenant, d.event_type, d.state, d.attempts, d.crashes, d.epoch,
                 d.due_at, d.error, l.id, d.created_at, d.started_at, d.completed_at
             FROM ",
             $from,
-            " JOIN ledger_events AS e ON e.number = d.event LEFT JOIN ledger_letters AS l ON l.number = d.letter ",
+            " JOIN ledger_event AS e ON e.number = d.event LEFT JOIN ledger_dead_letter AS l ON l.number = d.letter ",
             $which
         )
     };
@@ -37,13 +37,13 @@ macro_rules! deliveries {
 macro_rules! letters {
     ($which:literal) => {
         concat!(
-            "SELECT l.number, l.id, l.tenant, e.kind, e.id, d.id, l.target, l.type, l.stream, l.message,
+            "SELECT l.number, l.id, l.tenant, e.kind, e.id, d.id, l.target, l.event_type, l.stream, l.message,
                 coalesce(l.payload, p.payload), coalesce(l.content_type, e.content_type),
                 coalesce(l.headers, e.headers), l.cause, l.error, l.signature, l.status, l.attempts, l.last_attempt_at,
                 l.failed_replays, l.copy_of, l.created_at, l.updated_at
-            FROM ledger_letters AS l LEFT JOIN ledger_events AS e ON e.number = l.event
-                LEFT JOIN ledger_deliveries AS d ON d.number = l.delivery
-                LEFT JOIN ledger_payloads AS p ON p.event = l.event
+            FROM ledger_dead_letter AS l LEFT JOIN ledger_event AS e ON e.number = l.event
+                LEFT JOIN ledger_delivery AS d ON d.number = l.delivery
+                LEFT JOIN ledger_payload AS p ON p.event = l.event
             WHERE ",
             $which
         )
@@ -58,19 +58,7 @@ macro_rules! jobs {
                 created_at, updated_at, json_object('pending', pending, 'released', released, 'replayed', replayed,
                     'skipped_completed', skipped_completed, 'skipped_inflight', skipped_inflight,
                     'failed_again', failed_again, 'cancelled', cancelled)
-            FROM ledger_jobs WHERE ",
-            $which
-        )
-    };
-}
-
-/// Items with their positions.
-macro_rules! items {
-    ($index:literal, $which:literal) => {
-        concat!(
-            "SELECT position, delivery, letter, kind, event, target, state, new_event, error FROM ledger_items ",
-            $index,
-            " WHERE ",
+            FROM ledger_job WHERE ",
             $which
         )
     };
@@ -82,7 +70,7 @@ macro_rules! candidates {
         concat!(
             "SELECT d.id, e.kind, e.id, d.target, d.tenant, d.state, l.id, l.status, l.signature FROM ",
             $from,
-            " JOIN ledger_events AS e ON e.number = d.event ",
+            " JOIN ledger_event AS e ON e.number = d.event ",
             $which
         )
     };
@@ -92,8 +80,8 @@ macro_rules! candidates {
 macro_rules! failed {
     ($state:literal) => {
         concat!(
-            "SELECT d.number FROM ledger_deliveries AS d INDEXED BY ledger_deliveries_state
-            LEFT JOIN ledger_letters AS l ON l.number = d.letter
+            "SELECT d.number FROM ledger_delivery AS d INDEXED BY ledger_deliveries_state
+            LEFT JOIN ledger_dead_letter AS l ON l.number = d.letter
             WHERE d.state = '",
             $state,
             "' AND d.state <> 'done' AND (l.status IS NULL OR l.status = 'pending') AND ($2 IS NULL OR d.tenant = $2)
@@ -108,7 +96,7 @@ macro_rules! failed {
 macro_rules! in_state {
     ($state:literal) => {
         concat!(
-            "SELECT * FROM (SELECT number FROM ledger_deliveries INDEXED BY ledger_deliveries_state
+            "SELECT * FROM (SELECT number FROM ledger_delivery INDEXED BY ledger_deliveries_state
             WHERE state = '",
             $state,
             "' AND state <> 'done' AND number < $1 AND instr($5, '\"",
@@ -119,57 +107,40 @@ macro_rules! in_state {
 }
 
 pub(super) const STATEMENTS: Statements = Statements {
-    event: events!("ledger_events AS e", "e.id = $1 AND e.kind = $2"),
+    event: events!("ledger_event AS e", "e.id = $1 AND e.kind = $2"),
     events,
-    delivery: deliveries!("ledger_deliveries AS d", "WHERE d.id = $1"),
-    deliveries_of: deliveries!("ledger_deliveries AS d", "WHERE e.id = $1 ORDER BY d.number"),
+    delivery: deliveries!("ledger_delivery AS d", "WHERE d.id = $1"),
+    deliveries_of: deliveries!("ledger_delivery AS d", "WHERE e.id = $1 ORDER BY d.number"),
     deliveries,
     attempts: "SELECT number, worker, epoch, started_at, ended_at, class, status, error, excerpt, retry_after, job
-        FROM ledger_attempts WHERE delivery = (SELECT number FROM ledger_deliveries WHERE id = $1) ORDER BY number",
+        FROM ledger_attempt WHERE delivery = (SELECT number FROM ledger_delivery WHERE id = $1) ORDER BY number",
     find_events: "SELECT kind, id FROM (
-            SELECT number, kind, id FROM ledger_events WHERE request_id = $1
-            UNION SELECT e.number, e.kind, e.id FROM ledger_deliveries AS d JOIN ledger_events AS e ON e.number = d.event
+            SELECT number, kind, id FROM ledger_event WHERE request_id = $1
+            UNION SELECT e.number, e.kind, e.id FROM ledger_delivery AS d JOIN ledger_event AS e ON e.number = d.event
             WHERE d.id = $2
-            UNION SELECT number, kind, id FROM ledger_events WHERE dedupe = $3)
+            UNION SELECT number, kind, id FROM ledger_event WHERE dedupe = $3)
         ORDER BY number LIMIT 1000",
     audit: "INSERT INTO ledger_audit (at, who, action, subject, reason) VALUES (:now, $1, $2, $3, $4)",
-    audit_log: "SELECT number, at, who, action, subject, reason FROM ledger_audit
-        WHERE number < $1 ORDER BY number DESC LIMIT $2",
-    audit_log_of: "SELECT number, at, who, action, subject, reason FROM ledger_audit
-        WHERE subject = $3 AND number < $1 ORDER BY number DESC LIMIT $2",
-    delivery_totals: "SELECT name, state, count FROM ledger_tally WHERE what = 'delivery' AND count > 0
+    delivery_totals: "SELECT name, state, count FROM ledger_total WHERE what = 'delivery' AND count > 0
         ORDER BY name, state",
-    letter_totals: "SELECT state, count FROM ledger_tally WHERE what = 'letter' AND count > 0 ORDER BY state",
+    letter_totals: "SELECT state, count FROM ledger_total WHERE what = 'letter' AND count > 0 ORDER BY state",
     oldest_due: "SELECT CASE WHEN due <= :now THEN :now - due END FROM (
-            SELECT min((SELECT due_at FROM ledger_deliveries AS d INDEXED BY ledger_deliveries_ready
+            SELECT min((SELECT due_at FROM ledger_delivery AS d INDEXED BY ledger_deliveries_ready
                 WHERE d.target = l.target AND d.tenant = l.tenant AND d.front = 1
                     AND d.state IN ('idle', 'queued', 'retry_wait', 'replaying')
                 ORDER BY due_at LIMIT 1)) AS due
-            FROM ledger_lanes AS l WHERE turn IS NOT NULL OR due_at <= :now)",
+            FROM ledger_turn AS l WHERE turn IS NOT NULL OR due_at <= :now)",
     letter: letters!("l.id = $1"),
     letters,
-    copies: "SELECT id FROM ledger_letters WHERE copy_of = $1 ORDER BY number",
-    groups: "SELECT g.signature, g.target, g.cause, g.status, g.count, g.first_at, g.last_at, s.id, s.error, g.newest
-        FROM (
-            SELECT signature, target, cause, status, count(*) AS count, min(created_at) AS first_at,
-                max(created_at) AS last_at, max(number) AS newest
-            FROM ledger_letters
-            WHERE ($1 IS NULL OR status = $1) AND ($2 IS NULL OR tenant = $2) AND ($3 IS NULL OR target = $3)
-                AND ($4 IS NULL OR signature = $4)
-            GROUP BY signature, target, cause, status
-        ) AS g JOIN ledger_letters AS s ON s.number = g.newest
-        ORDER BY g.signature, g.target, g.cause, g.status",
     unmirrored: letters!(
         "l.number IN (
-            SELECT number FROM ledger_letters INDEXED BY ledger_letters_unmirrored
+            SELECT number FROM ledger_dead_letter INDEXED BY ledger_letters_unmirrored
             WHERE stream = $1 AND stream IS NOT NULL AND mirrored = 0 ORDER BY number LIMIT $2)
         ORDER BY l.number"
     ),
-    mirrored: "UPDATE ledger_letters SET mirrored = 1 WHERE id IN (SELECT unhex(value) FROM json_each($1))",
+    mirrored: "UPDATE ledger_dead_letter SET mirrored = 1 WHERE id IN (SELECT unhex(value) FROM json_each($1))",
     job: jobs!("id = $1"),
     jobs: jobs!("number < $1 ORDER BY number DESC LIMIT $2"),
-    running: "SELECT id FROM ledger_jobs WHERE state = 'running' ORDER BY number",
-    items: items!("", "job = $1 AND position > $2 ORDER BY position LIMIT $3"),
     failed: concat!(
         "WITH failed AS (SELECT * FROM (",
         failed!("dlq"),
@@ -177,46 +148,70 @@ pub(super) const STATEMENTS: Statements = Statements {
         failed!("blocked"),
         "))",
         candidates!(
-            "failed AS f CROSS JOIN ledger_deliveries AS d ON d.number = f.number
-            LEFT JOIN ledger_letters AS l ON l.number = d.letter",
+            "failed AS f CROSS JOIN ledger_delivery AS d ON d.number = f.number
+            LEFT JOIN ledger_dead_letter AS l ON l.number = d.letter",
             "ORDER BY f.number LIMIT $1"
         )
     ),
     deliveries_of_letters: candidates!(
-        "json_each($1) AS w CROSS JOIN ledger_letters AS l ON l.id = unhex(w.value)
-        JOIN ledger_deliveries AS d ON d.number = l.delivery",
+        "json_each($1) AS w CROSS JOIN ledger_dead_letter AS l ON l.id = unhex(w.value)
+        JOIN ledger_delivery AS d ON d.number = l.delivery",
         "ORDER BY w.key"
     ),
-    letter_exists: "SELECT 1 FROM ledger_letters WHERE id = $1",
-    event_exists: "SELECT 1 FROM ledger_events WHERE id = $1 AND kind = $2",
     candidates_of_event: candidates!(
-        "ledger_deliveries AS d LEFT JOIN ledger_letters AS l ON l.number = d.letter",
-        "WHERE d.event = (SELECT number FROM ledger_events WHERE id = $1) ORDER BY d.number"
+        "ledger_delivery AS d LEFT JOIN ledger_dead_letter AS l ON l.number = d.letter",
+        "WHERE d.event = (SELECT number FROM ledger_event WHERE id = $1) ORDER BY d.number"
     ),
-    resolve: "SELECT winner FROM ledger_aliases WHERE ghost = $1",
-    find_keyless: "SELECT kind, id FROM ledger_events AS e
+    find_keyless: "SELECT kind, id FROM ledger_event AS e
         WHERE dedupe = $1 AND generation = $2 AND fingerprint = $3 AND NOT EXISTS (
-            SELECT 1 FROM ledger_dedupe AS d WHERE d.id = e.dedupe AND d.event = e.id)
+            SELECT 1 FROM ledger_key AS k WHERE k.dedupe = e.dedupe AND k.event = e.id)
         ORDER BY number LIMIT 1",
+    hold_event: "SELECT 1 FROM ledger_event WHERE id = $1 AND kind = $2",
+    lock_lanes: None,
+    hold_deliveries: "SELECT id, state FROM ledger_delivery
+        WHERE event = (SELECT number FROM ledger_event WHERE id = $1) ORDER BY number",
+    lock_key: None,
+    holds_changes: "UPDATE ledger_event SET changes = max(changes, $2) WHERE id = $1",
+    drop_key: "DELETE FROM ledger_key WHERE event = $1",
+    hold_letter: "SELECT l.status, d.state FROM ledger_dead_letter AS l
+            LEFT JOIN ledger_delivery AS d ON d.number = l.delivery
+        WHERE l.id = $1",
+    letter_of_copy: "SELECT (SELECT l.id FROM ledger_dead_letter AS l WHERE l.event = e.number AND l.copy_of = $2)
+        FROM ledger_event AS e WHERE e.id = $1",
+    touch_letter: "UPDATE ledger_dead_letter SET updated_at = :now WHERE id = $1",
+    hold_job: "SELECT 1 FROM ledger_job WHERE id = $1",
+    add_job: "INSERT INTO ledger_job (id, selection, mode, reason, asked_by, rate, concurrency, canary, pause_above, state,
+            note, total, pending, released, replayed, skipped_completed, skipped_inflight, failed_again, cancelled,
+            created_at, updated_at)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'running', '', 0, 0, 0, 0, 0, 0, 0, 0, :now, :now)",
+    set_job_state: "UPDATE ledger_job SET state = $2, note = $3, updated_at = :now WHERE id = $1",
+    end_jobs: "UPDATE ledger_job SET state = 'done', note = 'every item has ended', updated_at = :now
+        WHERE id IN (SELECT unhex(value) FROM json_each($1)) AND state IN ('running', 'paused') AND pending = 0
+            AND released = 0",
+    next_items: "SELECT position, delivery, letter, kind, event, target, state, new_event, error
+        FROM ledger_item INDEXED BY ledger_items_pending
+        WHERE job = $1 AND state = 'pending' ORDER BY position LIMIT $2",
+    hold_items: "SELECT id, state FROM ledger_delivery WHERE id IN (SELECT unhex(value) FROM json_each($1))",
+    hold_letters: "SELECT id, status FROM ledger_dead_letter WHERE id IN (SELECT unhex(value) FROM json_each($1))",
 };
 
 fn events(filter: &EventFilter) -> &'static str {
     // One of the filters finds the rows, by its index; shared code applies the others to what is found.
     match filter {
         EventFilter { tag: Some(_), .. } => events!(
-            "ledger_tags AS t JOIN ledger_events AS e ON e.number = t.event",
+            "ledger_tag AS t JOIN ledger_event AS e ON e.number = t.event",
             "t.tag = $6 AND t.event < $1 ORDER BY t.event DESC LIMIT $2"
         ),
         EventFilter { tenant: Some(_), .. } => events!(
-            "ledger_events AS e INDEXED BY ledger_events_tenant",
+            "ledger_event AS e INDEXED BY ledger_events_tenant",
             "e.tenant = $4 AND e.number < $1 ORDER BY e.number DESC LIMIT $2"
         ),
         EventFilter { event_type: Some(_), .. } => events!(
-            "ledger_events AS e INDEXED BY ledger_events_type",
-            "e.type = $5 AND e.number < $1 ORDER BY e.number DESC LIMIT $2"
+            "ledger_event AS e INDEXED BY ledger_events_type",
+            "e.event_type = $5 AND e.number < $1 ORDER BY e.number DESC LIMIT $2"
         ),
         EventFilter { .. } => {
-            events!("ledger_events AS e", "e.number < $1 ORDER BY e.number DESC LIMIT $2")
+            events!("ledger_event AS e", "e.number < $1 ORDER BY e.number DESC LIMIT $2")
         }
     }
 }
@@ -224,11 +219,11 @@ fn events(filter: &EventFilter) -> &'static str {
 fn deliveries(filter: &DeliveryFilter) -> &'static str {
     match filter {
         DeliveryFilter { event: Some(_), .. } => deliveries!(
-            "ledger_deliveries AS d",
+            "ledger_delivery AS d",
             "WHERE e.id = $6 AND d.number < $1 ORDER BY d.number DESC LIMIT $2"
         ),
         DeliveryFilter { tenant: Some(_), .. } => deliveries!(
-            "ledger_deliveries AS d",
+            "ledger_delivery AS d",
             "WHERE d.tenant = $4 AND d.number < $1 ORDER BY d.number DESC LIMIT $2"
         ),
         // Each state by its index, then merged: the states of what has not ended well hold few of all deliveries.
@@ -253,13 +248,13 @@ fn deliveries(filter: &DeliveryFilter) -> &'static str {
                 ") ",
                 deliveries!(
                     "(SELECT number FROM found ORDER BY number DESC LIMIT $2) AS f
-                CROSS JOIN ledger_deliveries AS d ON d.number = f.number",
+                CROSS JOIN ledger_delivery AS d ON d.number = f.number",
                     "ORDER BY d.number DESC"
                 )
             )
         }
         DeliveryFilter { .. } => {
-            deliveries!("ledger_deliveries AS d", "WHERE d.number < $1 ORDER BY d.number DESC LIMIT $2")
+            deliveries!("ledger_delivery AS d", "WHERE d.number < $1 ORDER BY d.number DESC LIMIT $2")
         }
     }
 }
@@ -275,7 +270,3 @@ fn letters(filter: &LetterFilter) -> &'static str {
         LetterFilter { .. } => letters!("l.number < $1 ORDER BY l.number DESC LIMIT $2"),
     }
 }
-
-/// The next item of a job that is to be released.
-pub(super) const NEXT_ITEM: &str =
-    items!("INDEXED BY ledger_items_pending", "job = $1 AND state = 'pending' ORDER BY position LIMIT 1");

@@ -5,10 +5,9 @@ use std::time::Duration;
 use semel::store::rusqlite::{self, params};
 use semel::time::Timestamp;
 
-use super::columns::{Columns, micros};
+use super::columns::micros;
 use super::work::{Done, Work};
 use crate::delivery::DeliveryState;
-use crate::id::JobId;
 use crate::ledger::sql::Columns as _;
 use crate::letter::Status;
 
@@ -21,7 +20,7 @@ impl Work<'_> {
         let before = Timestamp::default().after(self.now.left(Timestamp::default().after(keep)));
         let mut swept = 0;
         for event in self.numbers(
-            "SELECT number FROM ledger_events INDEXED BY ledger_events_settled
+            "SELECT number FROM ledger_event INDEXED BY ledger_events_settled
              WHERE settled_at IS NOT NULL AND settled_at <= ?1 ORDER BY settled_at LIMIT ?2",
             before,
             limit,
@@ -30,7 +29,7 @@ impl Work<'_> {
             swept += 1;
         }
         for letter in self.numbers(
-            "SELECT number FROM ledger_letters INDEXED BY ledger_letters_over
+            "SELECT number FROM ledger_dead_letter INDEXED BY ledger_letters_over
              WHERE event IS NULL AND status IN ('replayed', 'discarded') AND updated_at <= ?1
              ORDER BY updated_at LIMIT ?2",
             before,
@@ -41,86 +40,64 @@ impl Work<'_> {
         }
         swept += self.remove_jobs(before, limit)?;
         // An expired key stays as long as its event: the next trigger under it must learn that a generation has ended.
-        swept += self
-            .sql
-            .prepare_cached(
-                "DELETE FROM ledger_dedupe WHERE id IN (
-                     SELECT id FROM ledger_dedupe INDEXED BY ledger_dedupe_orphaned
-                     WHERE orphaned = 1 AND until <= ?1 ORDER BY until LIMIT ?2)",
-            )?
-            .execute(params![micros(self.now), limit])? as u64;
+        swept += self.execute(
+            "DELETE FROM ledger_key WHERE dedupe IN (
+                 SELECT dedupe FROM ledger_key INDEXED BY ledger_dedupe_orphaned
+                 WHERE orphaned = 1 AND dedupe_until <= ?1 ORDER BY dedupe_until LIMIT ?2)",
+            params![micros(self.now), limit],
+        )? as u64;
         let earlier =
             Timestamp::default().after(self.now.left(Timestamp::default().after(keep.max(GENERATIONS))));
-        swept += self
-            .sql
-            .prepare_cached(
-                "DELETE FROM ledger_generations WHERE id IN (
-                     SELECT g.id FROM ledger_generations AS g INDEXED BY ledger_generations_changed
-                     WHERE g.changed_at <= ?1 AND NOT EXISTS (SELECT 1 FROM ledger_dedupe AS k WHERE k.id = g.id)
-                     ORDER BY g.changed_at LIMIT ?2)",
-            )?
-            .execute(params![micros(earlier), limit])? as u64;
+        swept += self.execute(
+            "DELETE FROM ledger_generation WHERE dedupe IN (
+                 SELECT g.dedupe FROM ledger_generation AS g INDEXED BY ledger_generations_changed
+                 WHERE g.changed_at <= ?1 AND NOT EXISTS (SELECT 1 FROM ledger_key AS k WHERE k.dedupe = g.dedupe)
+                 ORDER BY g.changed_at LIMIT ?2)",
+            params![micros(earlier), limit],
+        )? as u64;
         Ok(swept)
     }
 
     fn numbers(&self, sql: &str, before: Timestamp, limit: u32) -> rusqlite::Result<Vec<i64>> {
-        self.sql.prepare_cached(sql)?.query_map(params![micros(before), limit], |row| row.get(0))?.collect()
+        self.all(sql, params![micros(before), limit], |columns| columns.get())
     }
 
     /// Removes an event that is settled, with everything that belongs to it.
     fn remove_event(&mut self, event: i64) -> Done<()> {
-        let deliveries: Vec<(i64, String, DeliveryState)> = self
-            .sql
-            .prepare_cached("SELECT number, target, state FROM ledger_deliveries WHERE event = ?1")?
-            .query_map([event], |row| {
-                let mut columns = Columns::of(row);
-                Ok((columns.get()?, columns.get()?, columns.name(DeliveryState::from_name)?))
-            })?
-            .collect::<rusqlite::Result<_>>()?;
+        let sql = "SELECT number, target, state FROM ledger_delivery WHERE event = ?1";
+        let deliveries: Vec<(i64, String, DeliveryState)> = self.all(sql, [event], |columns| {
+            Ok((columns.get()?, columns.get()?, columns.name(DeliveryState::from_name)?))
+        })?;
         for (number, target, state) in deliveries {
             self.count_delivery(&target, state, -1);
-            self.sql.prepare_cached("DELETE FROM ledger_attempts WHERE delivery = ?1")?.execute([number])?;
-            self.sql.prepare_cached("DELETE FROM ledger_deliveries WHERE number = ?1")?.execute([number])?;
+            self.execute("DELETE FROM ledger_attempt WHERE delivery = ?1", [number])?;
+            self.execute("DELETE FROM ledger_delivery WHERE number = ?1", [number])?;
         }
         self.remove_letters("event = ?1", event)?;
-        for tag in self.tags_of(event)? {
-            self.sql
-                .prepare_cached("DELETE FROM ledger_tags WHERE tag = ?1 AND event = ?2")?
-                .execute(params![tag, event])?;
+        let sql = "SELECT tags FROM ledger_event WHERE number = ?1";
+        let tags: Vec<String> = self.one(sql, [event], |columns| columns.json())?.unwrap_or_default();
+        for tag in tags {
+            self.execute("DELETE FROM ledger_tag WHERE tag = ?1 AND event = ?2", params![tag, event])?;
         }
         // A key without a lifetime of its own lives as long as its event, and one that has expired no longer.
-        let own = "(id, event) IN (SELECT dedupe, id FROM ledger_events WHERE number = ?1)";
-        self.sql
-            .prepare_cached(&format!(
-                "DELETE FROM ledger_dedupe WHERE (until IS NULL OR until <= ?2) AND {own}"
-            ))?
-            .execute(params![event, micros(self.now)])?;
-        self.sql
-            .prepare_cached(&format!("UPDATE ledger_dedupe SET orphaned = 1 WHERE {own}"))?
-            .execute([event])?;
-        self.sql
-            .prepare_cached(
-                "DELETE FROM ledger_aliases WHERE winner = (SELECT id FROM ledger_events WHERE number = ?1)",
-            )?
-            .execute([event])?;
-        self.sql.prepare_cached("DELETE FROM ledger_payloads WHERE event = ?1")?.execute([event])?;
-        self.sql.prepare_cached("DELETE FROM ledger_events WHERE number = ?1")?.execute([event])?;
+        let own = "(dedupe, event) IN (SELECT dedupe, id FROM ledger_event WHERE number = ?1)";
+        self.execute(
+            &format!("DELETE FROM ledger_key WHERE (dedupe_until IS NULL OR dedupe_until <= ?2) AND {own}"),
+            params![event, micros(self.now)],
+        )?;
+        self.execute(&format!("UPDATE ledger_key SET orphaned = 1 WHERE {own}"), [event])?;
+        self.execute(
+            "DELETE FROM ledger_alias WHERE winner = (SELECT id FROM ledger_event WHERE number = ?1)",
+            [event],
+        )?;
+        self.execute("DELETE FROM ledger_payload WHERE event = ?1", [event])?;
+        self.execute("DELETE FROM ledger_event WHERE number = ?1", [event])?;
         Ok(())
     }
 
-    fn tags_of(&self, event: i64) -> rusqlite::Result<Vec<String>> {
-        self.sql
-            .prepare_cached("SELECT tags FROM ledger_events WHERE number = ?1")?
-            .query_row([event], |row| Columns::of(row).json())
-    }
-
     fn remove_letters(&mut self, which: &str, number: i64) -> Done<()> {
-        let statuses: Vec<Status> = self
-            .sql
-            .prepare_cached(&format!("DELETE FROM ledger_letters WHERE {which} RETURNING status"))?
-            .query_map([number], |row| Columns::of(row).name(Status::from_name))?
-            .collect::<rusqlite::Result<_>>()?;
-        for status in statuses {
+        let sql = format!("DELETE FROM ledger_dead_letter WHERE {which} RETURNING status");
+        for status in self.all(&sql, [number], |columns| columns.name(Status::from_name))? {
             self.count_letter(status, -1);
         }
         Ok(())
@@ -130,18 +107,15 @@ impl Work<'_> {
     fn remove_jobs(&self, before: Timestamp, limit: u32) -> Done<u64> {
         let mut swept = 0;
         for state in ["done", "cancelled"] {
-            let jobs: Vec<JobId> = self
-                .sql
-                .prepare_cached(
-                    "SELECT id FROM ledger_jobs WHERE state = ?3 AND updated_at <= ?1 AND released = 0
-                     ORDER BY updated_at LIMIT ?2",
-                )?
-                .query_map(params![micros(before), limit, state], |row| Ok(JobId::from_bytes(row.get(0)?)))?
-                .collect::<rusqlite::Result<_>>()?;
-            for job in jobs {
-                let id = job.to_bytes();
-                self.sql.prepare_cached("DELETE FROM ledger_items WHERE job = ?1")?.execute([id])?;
-                self.sql.prepare_cached("DELETE FROM ledger_jobs WHERE id = ?1")?.execute([id])?;
+            let jobs: Vec<[u8; 16]> = self.all(
+                "SELECT id FROM ledger_job WHERE state = ?3 AND updated_at <= ?1 AND released = 0
+                 ORDER BY updated_at LIMIT ?2",
+                params![micros(before), limit, state],
+                |columns| columns.id(),
+            )?;
+            for id in jobs {
+                self.execute("DELETE FROM ledger_item WHERE job = ?1", [id])?;
+                self.execute("DELETE FROM ledger_job WHERE id = ?1", [id])?;
                 swept += 1;
             }
         }

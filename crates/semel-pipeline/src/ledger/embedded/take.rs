@@ -3,17 +3,16 @@
 use std::time::Duration;
 
 use semel::store::BoxFuture;
-use semel::store::rusqlite::{self, Connection, OptionalExtension as _, params};
+use semel::store::rusqlite::{self, params};
 use semel::time::Timestamp;
 
-use super::columns::{Columns, micros, moment};
+use super::columns::micros;
 use super::rows::Row;
 use super::work::{Done, Work};
-use super::{EmbeddedLedger, Shared};
+use super::{EmbeddedLedger, Shared, broken};
 use crate::delivery::{self, AttemptClass, DeliveryState, DeliveryStep, Ending, Holding, Said, Settle};
-use crate::event::Trace;
 use crate::id::DeliveryId;
-use crate::ledger::sql::Columns as _;
+use crate::ledger::sql::{Columns as _, FromRow as _};
 use crate::ledger::{Answer, Take, Working};
 
 /// The most lost deliveries of one target that are given back in one call: bounds the call.
@@ -67,48 +66,17 @@ impl EmbeddedLedger {
         &self,
         targets: impl Iterator<Item = &'t str>,
     ) -> Result<Option<Duration>, crate::ledger::Error> {
-        self.read(|db| {
-            let (connection, now) = (db.connection, db.now);
+        self.read(|work| {
             let mut soonest: Option<Duration> = None;
             for target in targets {
-                for due in [next_in_lanes(connection, target)?, next_lease(connection, target)?] {
-                    let left = due.map(|due| due.left(now));
+                for due in [work.next_in_lanes(target)?, work.next_lease(target)?] {
+                    let left = due.map(|due| due.left(work.now));
                     soonest = [soonest, left].into_iter().flatten().min();
                 }
             }
             Ok(soonest)
         })
     }
-}
-
-/// When something of a target can be taken; the beginning of time where a lane is awake.
-fn next_in_lanes(connection: &Connection, target: &str) -> rusqlite::Result<Option<Timestamp>> {
-    let awake = connection
-        .prepare_cached(
-            "SELECT 1 FROM ledger_lanes INDEXED BY ledger_lanes_awake WHERE target = ?1 AND turn IS NOT NULL LIMIT 1",
-        )?
-        .exists([target])?;
-    if awake {
-        return Ok(Some(Timestamp::default()));
-    }
-    connection
-        .prepare_cached(
-            "SELECT due_at FROM ledger_lanes INDEXED BY ledger_lanes_asleep
-             WHERE target = ?1 AND turn IS NULL ORDER BY due_at LIMIT 1",
-        )?
-        .query_row([target], |row| row.get(0).map(moment))
-        .optional()
-}
-
-/// When the next lease of a target ends.
-fn next_lease(connection: &Connection, target: &str) -> rusqlite::Result<Option<Timestamp>> {
-    connection
-        .prepare_cached(
-            "SELECT lease_until FROM ledger_deliveries INDEXED BY ledger_deliveries_leases
-             WHERE target = ?1 AND state = 'running' ORDER BY lease_until LIMIT 1",
-        )?
-        .query_row([target], |row| row.get(0).map(moment))
-        .optional()
 }
 
 /// A target that is asked for: how many more, and whose turn it is.
@@ -119,6 +87,30 @@ struct Asked<'t> {
 }
 
 impl Work<'_> {
+    /// When something of a target can be taken; the beginning of time where a lane is awake.
+    fn next_in_lanes(&self, target: &str) -> rusqlite::Result<Option<Timestamp>> {
+        let awake = "SELECT 1 FROM ledger_turn INDEXED BY ledger_lanes_awake WHERE target = ?1 AND turn IS NOT NULL LIMIT 1";
+        if self.one(awake, [target], |_| Ok(()))?.is_some() {
+            return Ok(Some(Timestamp::default()));
+        }
+        self.one(
+            "SELECT due_at FROM ledger_turn INDEXED BY ledger_lanes_asleep
+             WHERE target = ?1 AND turn IS NULL ORDER BY due_at LIMIT 1",
+            [target],
+            |columns| columns.time(),
+        )
+    }
+
+    /// When the next lease of a target ends.
+    fn next_lease(&self, target: &str) -> rusqlite::Result<Option<Timestamp>> {
+        self.one(
+            "SELECT lease_until FROM ledger_delivery INDEXED BY ledger_deliveries_leases
+             WHERE target = ?1 AND state = 'running' ORDER BY lease_until LIMIT 1",
+            [target],
+            |columns| columns.time(),
+        )
+    }
+
     fn take(&mut self, take: &Take, shared: &Shared) -> Done<Vec<delivery::Work>> {
         for (target, _) in &take.targets {
             self.give_back_lost(target)?;
@@ -161,14 +153,12 @@ impl Work<'_> {
 
     /// Gives back what its worker has lost: the attempt crashed.
     fn give_back_lost(&mut self, target: &str) -> Done<()> {
-        let lost: Vec<i64> = self
-            .sql
-            .prepare_cached(
-                "SELECT number FROM ledger_deliveries INDEXED BY ledger_deliveries_leases
-                 WHERE target = ?1 AND state = 'running' AND lease_until <= ?2 ORDER BY lease_until LIMIT ?3",
-            )?
-            .query_map(params![target, micros(self.now), GIVEN_BACK], |row| row.get(0))?
-            .collect::<rusqlite::Result<_>>()?;
+        let lost: Vec<i64> = self.all(
+            "SELECT number FROM ledger_delivery INDEXED BY ledger_deliveries_leases
+             WHERE target = ?1 AND state = 'running' AND lease_until <= ?2 ORDER BY lease_until LIMIT ?3",
+            params![target, micros(self.now), GIVEN_BACK],
+            |columns| columns.get(),
+        )?;
         for number in lost {
             let mut row = self.row(number)?;
             self.step(&mut row, DeliveryStep::Retry)?;
@@ -191,80 +181,37 @@ impl Work<'_> {
             self.step(&mut row, DeliveryStep::Enqueue)?;
         }
         self.step(&mut row, DeliveryStep::Take)?;
-        let token: u128 = rand::random();
         row.attempts += 1;
-        row.tries += 1;
-        row.numbered += 1;
-        row.token = Some(token);
+        row.total_attempts += 1;
+        row.last_attempt += 1;
+        row.token = Some(rand::random());
         row.lease_until = Some(self.now.after(lease));
         row.started_at = row.started_at.or(Some(self.now));
         self.save(&mut row)?;
-        self.sql
-            .prepare_cached(
-                "INSERT INTO ledger_attempts (delivery, number, worker, epoch, started_at, job)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-            )?
-            .execute(params![
-                row.number,
-                row.numbered,
-                worker,
-                row.epoch,
-                micros(self.now),
-                row.item.map(|(job, _)| job.to_bytes()),
-            ])?;
-        self.describe(row, token)
-    }
-
-    /// Everything a worker needs to make the delivery.
-    fn describe(&self, row: Row, token: u128) -> Done<delivery::Work> {
-        let (event, content_type, headers, trace, accepted_at, payload) = self
-            .sql
-            .prepare_cached(
-                "SELECT kind, id, content_type, headers, request_id, traceparent, accepted_at, payload
-                 FROM ledger_events JOIN ledger_payloads ON event = number WHERE number = ?1",
-            )?
-            .query_row([row.event], |found| {
-                let mut columns = Columns::of(found);
-                Ok((
-                    columns.event_id()?,
-                    columns.get()?,
-                    columns.json()?,
-                    Trace { request_id: columns.get()?, traceparent: columns.get()? },
-                    columns.time()?,
-                    columns.bytes()?,
-                ))
-            })?;
-        Ok(delivery::Work {
-            holding: Holding { delivery: row.id, token },
-            event,
-            target: row.target,
-            tenant: row.tenant,
-            event_type: row.event_type,
-            payload,
-            content_type,
-            headers,
-            attempt: row.attempts,
-            crashes: row.crashes,
-            epoch: row.epoch,
-            request_id: delivery::request_id(row.id, row.numbered),
-            trace,
-            accepted_at,
-            expired: row.expires_at.is_some_and(|end| end <= self.now),
-            job: row.item.map(|(job, _)| job),
-        })
+        let job = row.item.map(|(job, _)| job.to_bytes());
+        self.execute(
+            "INSERT INTO ledger_attempt (delivery, number, worker, epoch, started_at, job)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            params![row.number, row.last_attempt, worker, row.epoch, micros(self.now), job],
+        )?;
+        let work = self.one(
+            "SELECT d.id, e.kind, e.id, d.target, d.tenant, d.event_type, p.payload, e.content_type, e.headers,
+                    d.attempts, d.crashes, d.epoch, d.last_attempt, d.token, d.job, e.request_id, e.traceparent,
+                    e.accepted_at, coalesce(d.deliver_until <= ?2, 0)
+             FROM ledger_delivery AS d JOIN ledger_event AS e ON e.number = d.event
+                 JOIN ledger_payload AS p ON p.event = d.event
+             WHERE d.number = ?1",
+            [row.number, micros(self.now)],
+            |columns| Option::<delivery::Work>::read(columns),
+        )?;
+        work.flatten().ok_or_else(|| broken(&format!("{} has no event", row.id)))
     }
 
     fn renew(&self, held: Holding, lease: Duration) -> rusqlite::Result<Said> {
-        let changed = self
-            .sql
-            .prepare_cached(
-                "UPDATE ledger_deliveries SET lease_until = ?3 WHERE id = ?1 AND token = ?2 AND state = 'running'",
-            )?
-            .execute(params![
-                held.delivery.to_bytes(),
-                held.token.to_be_bytes(),
-                micros(self.now.after(lease))
-            ])?;
+        let changed = self.execute(
+            "UPDATE ledger_delivery SET lease_until = ?3 WHERE id = ?1 AND token = ?2 AND state = 'running'",
+            params![held.delivery.to_bytes(), held.token.to_be_bytes(), micros(self.now.after(lease))],
+        )?;
         Ok(if changed == 1 { Said::Kept } else { Said::Lost })
     }
 }

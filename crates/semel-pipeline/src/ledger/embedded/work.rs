@@ -2,14 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use semel::store::rusqlite::{self, Transaction, params};
+use semel::store::rusqlite::{self, Connection, OptionalExtension as _, Params, params};
 use semel::time::Timestamp;
 
-use super::columns::micros;
-use super::database::now;
+use super::columns::{Columns, micros};
 use crate::delivery::{DeliveryState, Impossible};
-use crate::ledger::sql::reading;
-use crate::ledger::{AuditLine, Error};
+use crate::ledger::Error;
 use crate::letter::Status;
 
 /// Why a call on the writer ends without an answer. Everything it wrote is undone.
@@ -41,10 +39,10 @@ impl From<Impossible> for Fault {
 
 pub(super) type Done<T> = Result<T, Fault>;
 
-/// One call's view of the writer.
+/// One call's view of the file: of the writer's transaction, or of a snapshot beside it.
 #[derive(Debug)]
 pub(super) struct Work<'a> {
-    pub(super) sql: &'a Transaction<'a>,
+    pub(super) sql: &'a Connection,
     /// The ledger's time: one moment for the whole call.
     pub(super) now: Timestamp,
     /// Counts that changed, to be written once.
@@ -56,7 +54,7 @@ pub(super) struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    pub(super) fn new(sql: &'a Transaction<'a>, now: Timestamp) -> Self {
+    pub(super) fn new(sql: &'a Connection, now: Timestamp) -> Self {
         Self { sql, now, tally: BTreeMap::new(), lanes: BTreeMap::new(), news: false }
     }
 
@@ -81,7 +79,7 @@ impl<'a> Work<'a> {
     pub(super) fn write_lanes(&mut self) -> rusqlite::Result<()> {
         // A lane that is awake is not written: a take from it reads what is due.
         let mut statement = self.sql.prepare_cached(
-            "INSERT INTO ledger_lanes (target, tenant, turn, due_at) VALUES (?1, ?2, NULL, ?3)
+            "INSERT INTO ledger_turn (target, tenant, turn, due_at) VALUES (?1, ?2, NULL, ?3)
              ON CONFLICT (target, tenant) DO UPDATE SET due_at = excluded.due_at
              WHERE turn IS NULL AND excluded.due_at < due_at",
         )?;
@@ -95,7 +93,7 @@ impl<'a> Work<'a> {
     pub(super) fn finish(mut self) -> rusqlite::Result<bool> {
         self.write_lanes()?;
         let mut statement = self.sql.prepare_cached(
-            "INSERT INTO ledger_tally (what, name, state, count) VALUES (?1, ?2, ?3, ?4)
+            "INSERT INTO ledger_total (what, name, state, count) VALUES (?1, ?2, ?3, ?4)
              ON CONFLICT (what, name, state) DO UPDATE SET count = count + excluded.count",
         )?;
         for ((what, name, state), by) in self.tally {
@@ -106,8 +104,28 @@ impl<'a> Work<'a> {
         Ok(self.news)
     }
 
-    /// Writes a line of the audit log.
-    pub(super) fn audit(&self, line: &AuditLine) -> Done<()> {
-        now(reading::audit(&mut self.reader(), line))
+    /// Runs a statement. Answers how many rows it changed.
+    pub(super) fn execute(&self, sql: &str, with: impl Params) -> rusqlite::Result<usize> {
+        self.sql.prepare_cached(sql)?.execute(with)
+    }
+
+    /// The first row of a statement.
+    pub(super) fn one<T>(
+        &self,
+        sql: &str,
+        with: impl Params,
+        read: impl FnOnce(&mut Columns<'_, '_>) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<Option<T>> {
+        self.sql.prepare_cached(sql)?.query_row(with, |row| read(&mut Columns::of(row))).optional()
+    }
+
+    /// All rows of a statement.
+    pub(super) fn all<T>(
+        &self,
+        sql: &str,
+        with: impl Params,
+        read: impl Fn(&mut Columns<'_, '_>) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<Vec<T>> {
+        self.sql.prepare_cached(sql)?.query_map(with, |row| read(&mut Columns::of(row)))?.collect()
     }
 }

@@ -27,6 +27,17 @@ impl Db<'_> {
         self.shared.query(sql)
     }
 
+    fn bind(&self, sql: &'static str, with: &[Value<'_>]) -> Prepared {
+        with.iter().fold(self.query(sql), |query, value| match value {
+            Value::Integer(number) => query.bind(*number),
+            Value::Real(number) => query.bind(*number),
+            Value::Text(text) => query.bind(text.map(plain)),
+            Value::Bytes(bytes) => query.bind(bytes.clone()),
+            Value::Texts(texts) => query.bind(texts.iter().map(|text| plain(text)).collect::<Vec<_>>()),
+            Value::Ids(ids) => query.bind(ids.clone()),
+        })
+    }
+
     /// Runs a statement and reads its rows.
     pub(super) async fn fetch<T: FromRow>(&mut self, query: Prepared) -> Result<Vec<T>, Fault> {
         let rows = query.fetch_all(&mut *self.connection).await;
@@ -52,13 +63,7 @@ impl Database for Db<'_> {
         with: &[Value<'_>],
         mut visit: impl FnMut(T) -> bool + Send + 'a,
     ) -> BoxFuture<'a, Result<(), Fault>> {
-        let query = with.iter().fold(self.query(sql), |query, value| match value {
-            Value::Integer(number) => query.bind(*number),
-            Value::Text(text) => query.bind(text.map(plain)),
-            Value::Bytes(bytes) => query.bind(bytes.clone()),
-            Value::Texts(texts) => query.bind(texts.iter().map(|text| plain(text)).collect::<Vec<_>>()),
-            Value::Ids(ids) => query.bind(ids.clone()),
-        });
+        let query = self.bind(sql, with);
         Box::pin(async move {
             for row in self.fetch(query).await? {
                 if !visit(row) {
@@ -67,6 +72,11 @@ impl Database for Db<'_> {
             }
             Ok(())
         })
+    }
+
+    fn run<'a>(&'a mut self, sql: &'static str, with: &[Value<'_>]) -> BoxFuture<'a, Result<u64, Fault>> {
+        let query = self.bind(sql, with);
+        Box::pin(self.execute(query))
     }
 
     fn page_rows(page: &Page) -> i64 {

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use semel::fingerprint::Fingerprint;
 use semel::key::KeyId;
 use sha2::{Digest as _, Sha256};
 
@@ -12,10 +11,10 @@ use super::fault::Fault;
 use super::join::copy;
 use super::link::{Shape, Shared};
 use super::values::{check_text, micros};
-use crate::event::{Accepted, Dedupe, Generation, NewEvent, Origin};
-use crate::id::EventId;
+use crate::event::{Accepted, Dedupe, NewEvent, Origin};
+use crate::ledger::rules::Obstacle;
 use crate::ledger::sql::{Columns, FromRow, bigint, to_json};
-use crate::ledger::{Error, ErrorKind, KeyHolder, KeyState};
+use crate::ledger::{Error, ErrorKind, KeyState};
 
 /// Keeps the events whose keys are free, with their deliveries, and names them. An expired key of an event that names no
 /// generation is freed first: the count makes the insert come after it. An event that names a generation which has ended is not
@@ -25,18 +24,18 @@ macro_rules! accept {
         concat!(
             r"
 WITH freed AS (
-  UPDATE event SET dedupe_live = false
+  UPDATE ledger_event SET dedupe_live = false
   WHERE dedupe = ANY($31) AND dedupe_live AND dedupe_until <= statement_timestamp()
   RETURNING 1
 ), kept AS (
-  INSERT INTO event (id, kind, tenant, event_type, dedupe, dedupe_hint, fingerprint, dedupe_lifetime, dedupe_until,
+  INSERT INTO ledger_event (id, kind, tenant, event_type, dedupe, dedupe_hint, fingerprint, dedupe_lifetime, dedupe_until,
     dedupe_live, generation, changes, version, payload, content_type, headers, order_key, origin, origin_name, origin_message, delay, deliver_within,
     targets, tags, metadata, request_id, traceparent, accepted_at)
   SELECT g.id, g.kind, g.tenant, g.event_type, g.dedupe, g.hint, g.fingerprint, g.lifetime,
     coalesce(timestamptz 'epoch' + g.expires_at * interval '1 microsecond',
       statement_timestamp() + g.lifetime * interval '1 microsecond'),
     g.dedupe IS NOT NULL AND g.live,
-    coalesce(g.generation, (SELECT k.generation FROM generation AS k WHERE k.key = g.dedupe), 0), g.changes, g.changes,
+    coalesce(g.generation, (SELECT k.generation FROM ledger_generation AS k WHERE k.dedupe = g.dedupe), 0), g.changes, g.changes,
     g.payload, g.content_type,
     g.headers::json, g.order_key, g.origin, g.origin_name, g.origin_message, g.delay, g.deliver_within,
     g.targets::json, CASE WHEN g.tags = '[]' THEN '{}'::text[] ELSE ARRAY(SELECT json_array_elements_text(g.tags::json)) END,
@@ -48,11 +47,11 @@ WITH freed AS (
       origin, origin_name, origin_message, delay, deliver_within, tags, metadata, request_id, traceparent, targets,
       generation, expires_at, live, changes)
   WHERE (SELECT count(*) FROM freed) >= 0 AND NOT (g.live AND g.generation IS NOT NULL AND EXISTS (
-    SELECT FROM generation AS k WHERE k.key = g.dedupe AND k.generation > g.generation))
+    SELECT FROM ledger_generation AS k WHERE k.dedupe = g.dedupe AND k.generation > g.generation))
   ON CONFLICT DO NOTHING
   RETURNING id, tenant, delay, deliver_within
 ), made AS (
-  INSERT INTO delivery (id, event, target, tenant, lane, state, waits, due_at, deliver_until, created_at)
+  INSERT INTO ledger_delivery (id, event, target, tenant, lane, state, waits, due_at, deliver_until, created_at)
   SELECT d.id, d.event, d.target, k.tenant, d.lane, CASE WHEN k.delay > 0 THEN 'idle' ELSE 'queued' END, ",
             $waits,
             r",
@@ -72,7 +71,7 @@ const ACCEPT: &str = accept!("true");
 /// Only the first of a lane waits to be taken; the end of one lets the next one wait. Under the lanes' locks.
 const ACCEPT_IN_ORDER: &str = accept!(
     r"d.lane IS NULL OR (row_number() OVER (PARTITION BY d.lane ORDER BY d.n) = 1 AND NOT EXISTS (
-      SELECT FROM delivery AS p WHERE p.lane = d.lane AND p.state NOT IN ('done', 'dlq', 'cancelled')))"
+      SELECT FROM ledger_delivery AS p WHERE p.lane = d.lane AND p.state NOT IN ('done', 'dlq', 'cancelled')))"
 );
 
 /// Held until the transaction ends. Sorted, so that two callers cannot wait for each other.
@@ -82,11 +81,11 @@ const LOCK_LANES: &str = "SELECT pg_advisory_xact_lock(l.lane) FROM unnest($1::b
 macro_rules! holder {
     ($key:literal) => {
         concat!(
-            "LEFT JOIN generation AS k ON k.key = ",
+            "LEFT JOIN ledger_generation AS k ON k.dedupe = ",
             $key,
             r" LEFT JOIN LATERAL (
   SELECT e.id, e.kind, e.fingerprint, e.generation, coalesce(e.dedupe_until <= statement_timestamp(), false) AS expired
-  FROM event AS e WHERE e.dedupe = ",
+  FROM ledger_event AS e WHERE e.dedupe = ",
             $key,
             r" AND e.dedupe_live AND e.generation >= coalesce(k.generation, 0)
   ORDER BY e.generation DESC LIMIT 1) AS h ON true"
@@ -100,7 +99,7 @@ const LOOK_UP: &str = concat!(
 SELECT greatest(k.generation, h.generation, 0), h.kind, h.id, h.fingerprint, coalesce(h.expired, false), o.id IS NOT NULL
 FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS g(id, dedupe, n) ",
     holder!("g.dedupe"),
-    " LEFT JOIN event AS o ON o.id = g.id ORDER BY g.n"
+    " LEFT JOIN ledger_event AS o ON o.id = g.id ORDER BY g.n"
 );
 
 const FIND: &str = concat!(
@@ -137,45 +136,34 @@ pub(super) async fn accept(shared: &Shared, events: &[NewEvent]) -> Result<Vec<A
 async fn judge(
     shared: &Shared,
     events: &[NewEvent],
-    mut kept: HashSet<[u8; 16]>,
+    kept: HashSet<[u8; 16]>,
     repeated: bool,
 ) -> Result<Option<Vec<Accepted>>, Error> {
-    if kept.len() == events.len() {
-        return Ok(Some(events.iter().map(|event| Accepted::First(event.id)).collect()));
+    let (mut answers, others) = first_answers(events, kept);
+    if others.is_empty() {
+        return Ok(answers.into_iter().collect());
     }
-    let mut answers: Vec<Option<Accepted>> = events
-        .iter()
-        // Removed: the same id a second time in one call is not the first.
-        .map(|event| kept.remove(&event.id.to_bytes()).then_some(Accepted::First(event.id)))
-        .collect();
-    let others: Vec<usize> = (0..events.len()).filter(|at| answers[*at].is_none()).collect();
-    let asked: Vec<(EventId, Option<KeyId>)> = others.iter().map(|at| keys_of(&events[*at])).collect();
+    let asked: Vec<&NewEvent> = others.iter().map(|at| &events[*at]).collect();
     let found = shared.call(Shape::Read, asked.as_slice(), |db, asked| Box::pin(look_up(db, asked))).await?;
-    let mut told = HashSet::new();
     for (at, obstacle) in others.into_iter().zip(found) {
-        let event = &events[at];
-        let stale = obstacle.is_stale(event);
-        let holder = match obstacle.key.live().filter(|_| !stale) {
-            Some(holder) if !is_same(event, holder) => {
-                answers[at] = Some(Accepted::Conflict);
-                continue;
-            }
-            Some(holder) => holder.event,
-            None if obstacle.own => event.id,
-            None => {
-                answers[at] = stale.then_some(Accepted::Stale);
-                continue;
-            }
-        };
+        let (event, ours) = (&events[at], Some(Accepted::First(events[at].id)));
+        let answer = obstacle.answer(event);
         // Our own earlier try, whose answer was lost, was the first.
-        let ours = repeated && holder == event.id && told.insert(holder) && !is_first(&answers, holder);
-        answers[at] = Some(if ours { Accepted::First(holder) } else { Accepted::Cached(holder) });
+        let is_ours = repeated && answer == Some(Accepted::Cached(event.id)) && !answers.contains(&ours);
+        answers[at] = if is_ours { ours } else { answer };
     }
     Ok(answers.into_iter().collect())
 }
 
-fn is_first(answers: &[Option<Accepted>], id: EventId) -> bool {
-    answers.contains(&Some(Accepted::First(id)))
+/// The answers for events that were kept, and the indexes of the others.
+fn first_answers(events: &[NewEvent], mut kept: HashSet<[u8; 16]>) -> (Vec<Option<Accepted>>, Vec<usize>) {
+    let answers: Vec<Option<Accepted>> = events
+        .iter()
+        // Removed: the same id a second time in one call is not the first.
+        .map(|event| kept.remove(&event.id.to_bytes()).then_some(Accepted::First(event.id)))
+        .collect();
+    let others = (0..events.len()).filter(|at| answers[*at].is_none()).collect();
+    (answers, others)
 }
 
 /// The most keys that are looked up together.
@@ -205,81 +193,21 @@ pub(super) async fn find_in(db: &mut Db<'_>, keys: &[KeyId]) -> Result<Vec<KeySt
     db.fetch(db.query(FIND).bind(&asked)).await
 }
 
-impl FromRow for KeyState {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        let generation = Generation::new(columns.count()?);
-        let event = columns.event_id_or_none()?;
-        let fingerprint = columns.id_or_none()?.map(Fingerprint::from_bytes);
-        let holder = match event.zip(fingerprint) {
-            Some((event, fingerprint)) => Some(KeyHolder { event, fingerprint, expired: columns.flag()? }),
-            None => columns.flag().map(|_| None)?,
-        };
-        Ok(Self { generation, holder })
-    }
-}
-
-/// Who has the key of an event by now.
-pub(super) enum Holder {
-    /// It was kept itself.
-    Kept,
-    /// An event that asks for the same.
-    Same,
-    /// An event that asks for something else.
-    Other,
-    /// Nobody that can be seen.
-    Nobody,
-}
-
-/// Who has the keys of these events, of which some were kept. In the transaction that kept them.
-pub(super) async fn holders(
+/// The answers for these events, of which some were kept, in the transaction that kept them. `None` where the holder of a key
+/// is gone by now.
+pub(super) async fn answers(
     db: &mut Db<'_>,
     events: &[NewEvent],
-    kept: &[[u8; 16]],
-) -> Result<Vec<Holder>, Fault> {
-    let mut kept: HashSet<[u8; 16]> = kept.iter().copied().collect();
-    let mut holders: Vec<Holder> = events
-        .iter()
-        .map(|event| if kept.remove(&event.id.to_bytes()) { Holder::Kept } else { Holder::Nobody })
-        .collect();
-    let others: Vec<usize> = (0..events.len()).filter(|at| matches!(holders[*at], Holder::Nobody)).collect();
-    if others.is_empty() {
-        return Ok(holders);
+    kept: Vec<[u8; 16]>,
+) -> Result<Vec<Option<Accepted>>, Fault> {
+    let (mut answers, others) = first_answers(events, kept.into_iter().collect());
+    if !others.is_empty() {
+        let asked: Vec<&NewEvent> = others.iter().map(|at| &events[*at]).collect();
+        for (at, obstacle) in others.into_iter().zip(look_up(db, &asked).await?) {
+            answers[at] = obstacle.answer(&events[at]);
+        }
     }
-    let asked: Vec<(EventId, Option<KeyId>)> = others.iter().map(|at| keys_of(&events[*at])).collect();
-    for (at, obstacle) in others.into_iter().zip(look_up(db, &asked).await?) {
-        holders[at] = match obstacle.key.live() {
-            Some(holder) if is_same(&events[at], holder) => Holder::Same,
-            Some(_) => Holder::Other,
-            None if obstacle.own => Holder::Same,
-            None => Holder::Nobody,
-        };
-    }
-    Ok(holders)
-}
-
-fn keys_of(event: &NewEvent) -> (EventId, Option<KeyId>) {
-    (event.id, event.dedupe.as_ref().map(|dedupe| dedupe.id))
-}
-
-/// Whether an event asks for what the holder of its key asked for.
-fn is_same(event: &NewEvent, holder: KeyHolder) -> bool {
-    event.dedupe.as_ref().is_none_or(|dedupe| dedupe.fingerprint == holder.fingerprint)
-}
-
-/// What keeps an event from being kept.
-pub(super) struct Obstacle {
-    key: KeyState,
-    /// The event is there, under its own id.
-    own: bool,
-}
-
-impl Obstacle {
-    /// Whether the generation that the event names has ended, or must end because the key has expired.
-    fn is_stale(&self, event: &NewEvent) -> bool {
-        let read = event.dedupe.as_ref().and_then(|dedupe| dedupe.generation);
-        let expired = self.key.holder.is_some_and(|holder| holder.expired);
-        read.is_some_and(|read| self.key.generation > read || expired)
-    }
+    Ok(answers)
 }
 
 impl FromRow for Obstacle {
@@ -288,10 +216,10 @@ impl FromRow for Obstacle {
     }
 }
 
-async fn look_up(db: &mut Db<'_>, asked: &[(EventId, Option<KeyId>)]) -> Result<Vec<Obstacle>, Fault> {
-    let ids: Vec<[u8; 16]> = asked.iter().map(|(id, _)| id.to_bytes()).collect();
+async fn look_up(db: &mut Db<'_>, asked: &[&NewEvent]) -> Result<Vec<Obstacle>, Fault> {
+    let ids: Vec<[u8; 16]> = asked.iter().map(|event| event.id.to_bytes()).collect();
     let dedupes: Vec<Option<[u8; 16]>> =
-        asked.iter().map(|(_, key)| key.map(|key| *key.as_bytes())).collect();
+        asked.iter().map(|event| event.dedupe.as_ref().map(|dedupe| *dedupe.id.as_bytes())).collect();
     db.fetch(db.query(LOOK_UP).bind(ids).bind(dedupes)).await
 }
 

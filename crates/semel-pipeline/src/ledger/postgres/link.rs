@@ -5,36 +5,34 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
+use semel::backoff::Backoff;
+use semel::batch::Batcher;
 use semel::key::KeyId;
-use semel::store::{AsyncCommit, Pooling};
-use semel::together::Together;
-use sqlx::postgres::{PgArguments, PgPoolOptions};
+use semel::store::Pooling;
+use semel_postgres::{Execution, PostgresError, PostgresSettings, Remedy};
+use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, PgPool, Postgres, Row as _};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::builder::Settings;
 use super::database::Db;
-use super::fault::{Cure, Fate, Fault, Trouble};
+use super::fault::{Fault, store_error};
 use super::ids::Ids;
 use super::intake;
-use super::join::Joint;
+use super::join;
 use super::listen::News;
 use crate::ledger::{BoxFuture, Error, KeyState};
-
-/// The oldest server whose SQL and guarantees are the ones used here.
-const OLDEST: i32 = 13;
 
 /// What everything that belongs to one ledger shares.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) settings: Settings,
+    pub(super) settings: Arc<PostgresSettings>,
     pub(super) pool: PgPool,
     pub(super) news: News,
     pub(super) ids: Ids,
-    pub(super) joint: Joint,
-    pub(super) finds: Arc<Together<KeyId, Result<KeyState, Error>>>,
+    pub(super) accepts: join::AcceptBatcher,
+    pub(super) finds: Arc<Batcher<KeyId, Result<KeyState, Error>>>,
     /// Up to which event the last sweep has looked.
     pub(super) swept: AtomicI64,
     /// For heartbeats alone: see [`call_apart`](Self::call_apart).
@@ -63,40 +61,17 @@ pub(super) struct Called<T> {
 }
 
 impl Shared {
-    pub(super) fn new(settings: Settings) -> Arc<Self> {
-        Arc::new_cyclic(|shared: &std::sync::Weak<Self>| {
-            let shared = shared.clone();
-            let pool = PgPoolOptions::new()
-                .max_connections(settings.connections)
-                .acquire_timeout(settings.patience)
-                .test_before_acquire(false)
-                .before_acquire(|connection, known| {
-                    Box::pin(async move {
-                        // One in use was alive a moment ago; an idle one may have lost its server.
-                        Ok(known.idle_for < Duration::from_secs(1) || connection.ping().await.is_ok())
-                    })
-                })
-                .after_connect(move |connection, _| {
-                    let shared = shared.upgrade();
-                    Box::pin(async move {
-                        let Some(shared) = shared else { return Ok(()) };
-                        check(&shared.settings, connection)
-                            .await
-                            .map_err(|trouble| sqlx::Error::Configuration(trouble.to_string().into()))
-                    })
-                })
-                .connect_lazy_with(settings.options.clone());
-            let news = News::new(settings.schema.name());
-            Self {
-                settings,
-                pool,
-                news,
-                ids: Ids::default(),
-                joint: Joint::default(),
-                finds: Together::new(intake::FIND_TOGETHER),
-                swept: AtomicI64::new(0),
-                heartbeats: Mutex::new(None),
-            }
+    pub(super) fn new(settings: PostgresSettings) -> Arc<Self> {
+        let settings = Arc::new(settings);
+        Arc::new(Self {
+            pool: semel_postgres::pool(&settings),
+            news: News::new(settings.schema.name()),
+            settings,
+            ids: Ids::default(),
+            accepts: join::batcher(),
+            finds: Batcher::new(intake::FIND_TOGETHER),
+            swept: AtomicI64::new(0),
+            heartbeats: Mutex::new(None),
         })
     }
 
@@ -107,12 +82,12 @@ impl Shared {
 
     /// What a failed statement means.
     pub(super) fn explain(&self, error: &sqlx::Error) -> Fault {
-        Fault::Database(Trouble::of(&self.settings.target, error))
+        Fault::Database(PostgresError::statement(&self.settings.target, error))
     }
 
     /// A row holds what nobody can have written.
     pub(super) fn corrupt(&self, what: &str) -> Fault {
-        Fault::Database(Trouble::corrupt(&self.settings.target, what))
+        Fault::Database(PostgresError::corrupt(&self.settings.target, what))
     }
 
     /// Carries out `work`, and again where that may help, within the patience.
@@ -139,25 +114,24 @@ impl Shared {
     {
         let deadline = Instant::now() + self.settings.patience;
         let mut repeated = false;
-        let mut pause = Duration::from_millis(2);
+        let mut backoff = Backoff::new(Duration::from_millis(3), Duration::from_millis(375));
         loop {
             let trouble = match self.once(shape, arguments, &work).await {
                 Ok(answer) => return Ok(Called { answer, repeated }),
                 Err(Fault::Answer(error)) if !repeated => return Err(error),
                 // It may be refused only because the try before it was executed.
-                Err(Fault::Answer(_)) => return Err(Error::Store(self.unknown().into())),
+                Err(Fault::Answer(_)) => return Err(store_error(self.unknown())),
                 Err(Fault::Database(trouble)) => trouble,
             };
-            let trouble = if shape == Shape::Read { trouble.uncommitted() } else { trouble };
-            repeated |= trouble.fate == Fate::Unknown;
+            let trouble = if shape == Shape::Read { trouble.not_executed() } else { trouble };
+            repeated |= trouble.execution == Execution::Unknown;
             let may_repeat = !(repeated && shape == Shape::TransactionOnce);
-            let wait = pause + pause.mul_f64(rand::random());
-            if !may_repeat || trouble.cure == Cure::None || Instant::now() + wait >= deadline {
-                return Err(Error::Store(if repeated { self.unknown().into() } else { trouble.into() }));
+            let wait = backoff.next_wait();
+            if !may_repeat || trouble.remedy == Remedy::None || Instant::now() + wait >= deadline {
+                return Err(store_error(if repeated { self.unknown() } else { trouble }));
             }
             tracing::debug!(%trouble, "the ledger tries again");
             sleep(wait).await;
-            pause = (pause * 2).min(Duration::from_millis(250));
         }
     }
 
@@ -177,30 +151,22 @@ impl Shared {
             // Taken out: where this future is dropped midway, a connection with half an answer goes with it.
             let (mut connection, old) = match kept.take() {
                 Some(connection) => (connection, true),
-                None => (self.connect_apart().await.map_err(|trouble| Error::Store(trouble.into()))?, false),
+                None => (semel_postgres::connect(&self.settings).await.map_err(store_error)?, false),
             };
             match self.run(Shape::Statement, &mut connection, arguments, &work).await {
                 Ok(answer) => {
                     *kept = Some(connection);
                     return Ok(answer);
                 }
-                Err(Fault::Database(trouble)) if old && trouble.cure == Cure::Reconnect => {}
-                Err(Fault::Database(trouble)) => return Err(Error::Store(trouble.into())),
+                Err(Fault::Database(trouble)) if old && trouble.remedy == Remedy::Reconnect => {}
+                Err(Fault::Database(trouble)) => return Err(store_error(trouble)),
                 Err(Fault::Answer(error)) => return Err(error),
             }
         }
     }
 
-    async fn connect_apart(&self) -> Result<PgConnection, Trouble> {
-        let connected = self.settings.options.connect().await;
-        let mut connection =
-            connected.map_err(|error| Trouble::of(&self.settings.target, &error).uncommitted())?;
-        check(&self.settings, &mut connection).await?;
-        Ok(connection)
-    }
-
-    fn unknown(&self) -> Trouble {
-        Trouble::silent(&self.settings.target)
+    fn unknown(&self) -> PostgresError {
+        PostgresError::timed_out(&self.settings.target)
     }
 
     async fn once<A, T, W>(&self, shape: Shape, arguments: &A, work: &W) -> Result<T, Fault>
@@ -209,17 +175,15 @@ impl Shared {
         W: for<'c, 'd> Fn(&'c mut Db<'d>, &'c A) -> BoxFuture<'c, Result<T, Fault>> + Sync,
     {
         let acquired = self.pool.acquire().await;
-        let mut connection = acquired.map_err(|error| match error {
-            // What `check` said of a server that it refused.
-            sqlx::Error::Configuration(said) => Trouble::setup_for_now(said.to_string()),
-            error => Trouble::of(&self.settings.target, &error).uncommitted(),
+        let mut connection = acquired.map_err(|error| {
+            PostgresError::connecting(&self.settings.target, self.settings.options.get_username(), &error)
         })?;
         // Longer than the server's own limit: it knows better what it did.
         let limit = self.settings.patience * 2 + Duration::from_millis(500);
         let done = timeout(limit, self.run(shape, &mut connection, arguments, work)).await;
-        let result = done.unwrap_or_else(|_| Err(Trouble::silent(&self.settings.target).into()));
+        let result = done.unwrap_or_else(|_| Err(PostgresError::timed_out(&self.settings.target).into()));
         if let Err(Fault::Database(trouble)) = &result
-            && (trouble.cure == Cure::Reconnect || trouble.fate == Fate::Unknown)
+            && (trouble.remedy == Remedy::Reconnect || trouble.execution == Execution::Unknown)
         {
             connection.close_on_drop();
         }
@@ -241,7 +205,8 @@ impl Shared {
         if is_statement && self.settings.pooling == Pooling::Direct {
             return work(&mut Db { shared: self, connection }, arguments).await;
         }
-        let undone = |error: &sqlx::Error| Trouble::of(&self.settings.target, error).uncommitted();
+        let undone =
+            |error: &sqlx::Error| PostgresError::statement(&self.settings.target, error).not_executed();
         let begin = AssertSqlSafe(self.settings.begin.clone());
         let mut transaction = connection.begin_with(begin).await.map_err(|error| undone(&error))?;
         let mut db = Db { shared: self, connection: &mut transaction };
@@ -251,7 +216,7 @@ impl Shared {
                 // Now, and not when the connection is used again: nobody shall find rows held by a call that has ended.
                 let _ = transaction.rollback().await;
                 return Err(match fault {
-                    Fault::Database(trouble) => trouble.uncommitted().into(),
+                    Fault::Database(trouble) => trouble.not_executed().into(),
                     answer @ Fault::Answer(_) => answer,
                 });
             }
@@ -259,44 +224,4 @@ impl Shared {
         transaction.commit().await.map_err(|error| self.explain(&error))?;
         Ok(answer)
     }
-}
-
-/// Refuses a server that cannot keep the promises.
-pub(super) async fn check(settings: &Settings, connection: &mut PgConnection) -> Result<(), Trouble> {
-    let target = &settings.target;
-    let unreadable = |error: sqlx::Error| Trouble::of(target, &error).uncommitted();
-    // Not prepared: a transaction pooler would give the two halves of it to two servers.
-    let row = sqlx::raw_sql(
-        "SELECT pg_is_in_recovery(), current_setting('server_version_num')::int / 10000, \
-         current_setting('synchronous_commit'), current_setting('default_transaction_read_only')::bool",
-    )
-    .fetch_one(&mut *connection)
-    .await
-    .map_err(unreadable)?;
-    let standby: bool = row.try_get(0).map_err(unreadable)?;
-    let version: i32 = row.try_get(1).map_err(unreadable)?;
-    let commit: String = row.try_get(2).map_err(unreadable)?;
-    let read_only: bool = row.try_get(3).map_err(unreadable)?;
-    if version < OLDEST {
-        return Err(Trouble::setup(format!(
-            "{target} is PostgreSQL {version}: Semel needs {OLDEST} or later, upgrade the server"
-        )));
-    }
-    if standby {
-        // It may be promoted in a moment: worth trying again where somebody waits.
-        return Err(Trouble::setup_for_now(format!(
-            "{target} is a standby, and a standby shows the past: point the URL at the primary"
-        )));
-    }
-    if read_only {
-        return Err(Trouble::setup(format!(
-            "{target} gives this user read-only transactions: ALTER ROLE or ALTER DATABASE SET default_transaction_read_only = off"
-        )));
-    }
-    if commit == "off" && settings.async_commit == AsyncCommit::Refuse {
-        return Err(Trouble::setup(format!(
-            "{target} has synchronous_commit = off, so a crash can lose acknowledged events: ALTER ROLE or ALTER DATABASE SET synchronous_commit = on, or accept it with AsyncCommit::Accept"
-        )));
-    }
-    Ok(())
 }

@@ -4,12 +4,13 @@
 //! is never part of a call: one task says it afterwards, once for all that happened in a few milliseconds. What is lost
 //! with a crash in between is found by polling.
 
-use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use semel::backoff::Backoff;
 use semel::store::Pooling;
-use sqlx::postgres::{PgListener, PgPoolOptions};
+use semel_postgres::Subscription;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
@@ -125,38 +126,26 @@ pub(super) async fn speak(shared: Weak<Shared>) {
 
 /// Listens to the other processes, as long as the ledger lives.
 pub(super) async fn listen(shared: Weak<Shared>) {
-    let mut pause = Duration::from_millis(10);
+    let mut backoff = Backoff::new(Duration::from_millis(15), Duration::from_millis(1500));
     loop {
         let Some(alive) = shared.upgrade() else { return };
-        let pool = PgPoolOptions::new()
-            .max_connections(1)
-            .acquire_timeout(alive.settings.patience)
-            .connect_lazy_with(alive.settings.options.clone());
-        let channel = alive.news.channel.clone();
+        let (settings, channel) = (Arc::clone(&alive.settings), alive.news.channel.clone());
         drop(alive);
-        match connect(&pool, &channel).await {
-            Ok(mut listener) => {
-                pause = Duration::from_millis(10);
-                // Nobody knows what was said while nobody listened.
+        match Subscription::open(&settings, &channel).await {
+            Ok(mut subscription) => {
+                backoff.reset();
+                // Notifications from before the connection were missed.
                 if let Some(alive) = shared.upgrade() {
                     alive.news.arrive();
                 }
-                while let Ok(Some(word)) = listener.try_recv().await {
+                while let Some(payload) = subscription.next().await {
                     let Some(alive) = shared.upgrade() else { return };
-                    alive.news.hear(word.payload());
+                    alive.news.hear(&payload);
                 }
+                subscription.close().await;
             }
             Err(error) => tracing::debug!(%error, "cannot listen yet"),
         }
-        let _ = timeout(Duration::from_millis(200), pool.close()).await;
-        sleep(pause + pause.mul_f64(rand::random())).await;
-        pause = (pause * 2).min(Duration::from_secs(1));
+        backoff.wait().await;
     }
-}
-
-async fn connect(pool: &sqlx::PgPool, channel: &str) -> Result<PgListener, sqlx::Error> {
-    let mut listener = PgListener::connect_with(pool).await?;
-    listener.eager_reconnect(false);
-    listener.listen(channel).await?;
-    Ok(listener)
 }

@@ -7,26 +7,25 @@ use super::PostgresLedger;
 use super::database::Db;
 use super::fault::Fault;
 use super::intake::{self, Batch};
-use super::letters;
 use super::link::Shape;
 use super::values::plain;
-use crate::event::NewEvent;
+use crate::event::{Accepted, NewEvent};
 use crate::id::EventId;
 use crate::ledger::Error;
 use crate::ledger::sql::Database as _;
 use crate::ledger::sql::relay::{KEY_IS_TAKEN, Waiting};
+use crate::ledger::sql::writing::Writing as _;
 use crate::outbox::{Published, Relayed};
 
 /// One relay at a time: so what one caller published in order stays in order. The others find nothing to do.
 const ALONE: &str =
     "SELECT 1 WHERE pg_try_advisory_xact_lock(hashtextextended('semel outbox ' || current_schema(), 0))";
 
-const WAITING: &str =
-    "SELECT seq, id, event::text, payload FROM outbox ORDER BY seq LIMIT $1 FOR UPDATE SKIP LOCKED";
+const WAITING: &str = "SELECT number, id, event::text, payload FROM ledger_outbox ORDER BY number LIMIT $1 FOR UPDATE SKIP LOCKED";
 
-const RELAYED: &str = "DELETE FROM outbox WHERE seq = ANY($1)";
+const RELAYED: &str = "DELETE FROM ledger_outbox WHERE number = ANY($1)";
 
-const SOME_WAIT: &str = "SELECT 1 FROM outbox LIMIT 1";
+const SOME_WAIT: &str = "SELECT 1 FROM ledger_outbox LIMIT 1";
 
 /// Makes the event that the ledger accepts of one that was published.
 pub(crate) type PlaceEvent<'a> = dyn Fn(EventId, Published) -> Result<NewEvent, KeyError> + Send + Sync + 'a;
@@ -78,14 +77,14 @@ async fn relay(db: &mut Db<'_>, limit: u32, place: &PlaceEvent<'_>) -> Result<Re
     }
     let batch = Batch::new(db.shared, &events);
     let kept = if events.is_empty() { Vec::new() } else { intake::write(db, &batch).await? };
-    let holders = intake::holders(db, &events, &kept).await?;
-    for ((one, event), holder) in waiting.iter().zip(&events).zip(holders) {
-        match holder {
-            intake::Holder::Kept => relayed.accepted += 1,
-            intake::Holder::Same => relayed.cached += 1,
-            intake::Holder::Other => letters.push(one.refused(event, KEY_IS_TAKEN, now)),
+    let answers = intake::answers(db, &events, kept).await?;
+    for ((one, event), answer) in waiting.iter().zip(&events).zip(answers) {
+        match answer {
+            Some(Accepted::First(_)) => relayed.accepted += 1,
+            Some(Accepted::Cached(_)) => relayed.cached += 1,
+            Some(Accepted::Conflict | Accepted::Stale) => letters.push(one.refused(event, KEY_IS_TAKEN, now)),
             // The holder of the key is gone by now: the next round decides.
-            intake::Holder::Nobody => continue,
+            None => continue,
         }
         gone.push(one.number);
     }
@@ -94,7 +93,7 @@ async fn relay(db: &mut Db<'_>, limit: u32, place: &PlaceEvent<'_>) -> Result<Re
         letter.tenant = plain(&letter.tenant);
     }
     if !letters.is_empty() {
-        letters::put(db, &letters).await?;
+        db.put_letters(&letters).await?;
     }
     db.execute(db.query(RELAYED).bind(gone)).await?;
     Ok(relayed)

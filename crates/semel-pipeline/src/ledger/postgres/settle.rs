@@ -11,13 +11,14 @@ use super::take;
 use super::values::{micros, plain};
 use crate::delivery::{AttemptClass, DeliveryState, Ending, Holding, Said, Settle};
 use crate::ledger::Error;
+use crate::ledger::sql::jobs;
 use crate::letter::{Cause, PARKED_AFTER, Signature};
 use crate::replay::ItemState;
 
 /// Writes the ends of attempts, and names what was written. A deferred one does not count.
 const SETTLE: &str = r"
 WITH settled AS (
-  UPDATE delivery AS d SET state = s.state, waits = s.state = 'retry_wait', lease_until = NULL,
+  UPDATE ledger_delivery AS d SET state = s.state, waits = s.state = 'retry_wait', lease_until = NULL,
     attempts = d.attempts - (s.class = 'deferred')::integer,
     due_at = CASE WHEN s.state = 'retry_wait' THEN statement_timestamp() + s.delay * interval '1 microsecond'
       ELSE d.due_at END,
@@ -29,73 +30,66 @@ WITH settled AS (
     $9::bigint[], $10::bytea[]) WITH ORDINALITY
     AS s(id, token, state, class, status, error, excerpt, retry_after, delay, letter, n)
   WHERE d.id = s.id AND d.token = s.token AND d.state = 'running'
-  RETURNING s.n, d.id, d.tries, s.class, s.status, s.error, s.excerpt, s.retry_after
+  RETURNING s.n, d.id, d.last_attempt, s.class, s.status, s.error, s.excerpt, s.retry_after
 ), ended AS (
-  UPDATE attempt AS a SET ended_at = statement_timestamp(), class = s.class, status = s.status, error = s.error,
+  UPDATE ledger_attempt AS a SET ended_at = statement_timestamp(), class = s.class, status = s.status, error = s.error,
     excerpt = s.excerpt, retry_after = s.retry_after
-  FROM settled AS s WHERE a.delivery = s.id AND a.number = s.tries
+  FROM settled AS s WHERE a.delivery = s.id AND a.number = s.last_attempt
 )
 SELECT n FROM settled";
 
 /// Which of those that were not written had been written before, by an earlier try of the same call.
 const SAID_BEFORE: &str = r"
 SELECT s.n FROM unnest($1::bytea[], $2::bytea[], $3::text[]) WITH ORDINALITY AS s(id, token, state, n)
-  JOIN delivery AS d ON d.id = s.id AND d.token = s.token AND d.state = s.state";
+  JOIN ledger_delivery AS d ON d.id = s.id AND d.token = s.token AND d.state = s.state";
 
 /// Before anything in them changes. Sorted, so that two settles cannot wait for each other.
-pub(super) const LOCK_LANES_OF: &str = r"
+const LOCK_LANES_OF: &str = r"
 SELECT pg_advisory_xact_lock(l.lane) FROM (
-  SELECT DISTINCT lane FROM delivery WHERE id = ANY($1) AND lane IS NOT NULL ORDER BY lane OFFSET 0) AS l";
+  SELECT DISTINCT lane FROM ledger_delivery WHERE id = ANY($1) AND lane IS NOT NULL ORDER BY lane OFFSET 0) AS l";
 
 /// The next of each lane waits to be taken, where the one before it has ended.
 pub(super) const NEXT_IN_LANES_OF: &str = r"
-UPDATE delivery AS d SET waits = true
-FROM (SELECT DISTINCT lane FROM delivery WHERE id = ANY($1) AND lane IS NOT NULL) AS l, LATERAL (
-  SELECT f.id FROM delivery AS f WHERE f.lane = l.lane AND f.state NOT IN ('done', 'dlq', 'cancelled')
-  ORDER BY f.seq LIMIT 1) AS n
+UPDATE ledger_delivery AS d SET waits = true
+FROM (SELECT DISTINCT lane FROM ledger_delivery WHERE id = ANY($1) AND lane IS NOT NULL) AS l, LATERAL (
+  SELECT f.id FROM ledger_delivery AS f WHERE f.lane = l.lane AND f.state NOT IN ('done', 'dlq', 'cancelled')
+  ORDER BY f.number LIMIT 1) AS n
 WHERE d.id = n.id AND NOT d.waits AND d.state IN ('idle', 'queued', 'retry_wait', 'replaying')";
 
 /// Ends the items that released these deliveries. Where the delivery is of the new event of an item, the letter that it
 /// was made of ends with it: the new event carries the story on.
 pub(super) const END_ITEMS: &str = r"
 WITH ended AS (
-  UPDATE item AS i SET state = s.state, error = s.error
-  FROM unnest($1::bytea[], $2::text[], $3::text[]) AS s(id, state, error) JOIN delivery AS d ON d.id = s.id
-  WHERE i.job = d.job AND i.place = d.item AND i.state = 'released'
+  UPDATE ledger_item AS i SET state = s.state, error = s.error
+  FROM unnest($1::bytea[], $2::text[], $3::text[]) AS s(id, state, error) JOIN ledger_delivery AS d ON d.id = s.id
+  WHERE i.job = d.job AND i.position = d.item AND i.state = 'released'
   RETURNING i.job, i.letter, i.new_event IS NOT NULL AS as_new, s.id, s.state
 ), original AS (
-  UPDATE letter AS l SET status = CASE e.state WHEN 'replayed' THEN 'replayed' ELSE 'discarded' END,
+  UPDATE ledger_dead_letter AS l SET status = CASE e.state WHEN 'replayed' THEN 'replayed' ELSE 'discarded' END,
     updated_at = statement_timestamp()
   FROM ended AS e WHERE e.as_new AND l.id = e.letter AND l.status = 'replaying'
 )
 SELECT DISTINCT job FROM ended";
 
-/// A job whose last item has ended is done. Where two processes end the last two items at once, the next release sees it.
-pub(super) const END_JOBS: &str = r"
-UPDATE job AS j SET state = 'done', note = 'every item has ended', updated_at = statement_timestamp()
-WHERE j.id = ANY($1) AND j.state IN ('running', 'paused')
-  AND NOT EXISTS (SELECT FROM item AS i WHERE i.job = j.id AND i.state = 'pending')
-  AND NOT EXISTS (SELECT FROM item AS i WHERE i.job = j.id AND i.state = 'released')";
-
 const LETTERS_REPLAYED: &str = r"
-UPDATE letter AS l SET status = 'replayed', updated_at = statement_timestamp()
-FROM delivery AS d WHERE d.id = ANY($1) AND l.id = d.letter AND l.status = 'replaying'";
+UPDATE ledger_dead_letter AS l SET status = 'replayed', updated_at = statement_timestamp()
+FROM ledger_delivery AS d WHERE d.id = ANY($1) AND l.id = d.letter AND l.status = 'replaying'";
 
 /// Writes the dead letters of deliveries; one that has a letter already is pending again, or parked. The signature comes
 /// without its target, which only the table knows. $5: after how many failed replays it is parked.
 const BURY: &str = r"
-INSERT INTO letter AS l (id, tenant, event, delivery, target, event_type, stream, message, content_type, headers, cause,
+INSERT INTO ledger_dead_letter AS l (id, tenant, event, delivery, target, event_type, stream, message, content_type, headers, cause,
   error, signature, status, attempts, last_attempt_at, copy_of, created_at, updated_at)
 SELECT d.letter, d.tenant, d.event, d.id, d.target, e.event_type,
   CASE WHEN e.origin = 'stream' THEN e.origin_name END, CASE WHEN e.origin = 'stream' THEN e.origin_message END,
-  e.content_type, e.headers, coalesce(s.cause, (SELECT k.cause FROM letter AS k WHERE k.id = d.letter)), s.error,
-  d.target || ' ' || coalesce(s.cause, (SELECT k.cause FROM letter AS k WHERE k.id = d.letter)) || s.signature,
-  'pending', (SELECT count(*) FROM attempt AS a WHERE a.delivery = d.id AND a.class IS DISTINCT FROM 'deferred'),
-  CASE WHEN d.tries > 0 THEN statement_timestamp() END,
-  (SELECT i.letter FROM item AS i WHERE i.job = d.job AND i.place = d.item AND i.new_event IS NOT NULL),
+  e.content_type, e.headers, coalesce(s.cause, (SELECT k.cause FROM ledger_dead_letter AS k WHERE k.id = d.letter)), s.error,
+  d.target || ' ' || coalesce(s.cause, (SELECT k.cause FROM ledger_dead_letter AS k WHERE k.id = d.letter)) || s.signature,
+  'pending', (SELECT count(*) FROM ledger_attempt AS a WHERE a.delivery = d.id AND a.class IS DISTINCT FROM 'deferred'),
+  CASE WHEN d.last_attempt > 0 THEN statement_timestamp() END,
+  (SELECT i.letter FROM ledger_item AS i WHERE i.job = d.job AND i.position = d.item AND i.new_event IS NOT NULL),
   statement_timestamp(), statement_timestamp()
 FROM unnest($1::bytea[], $2::text[], $3::text[], $4::text[]) AS s(id, cause, error, signature)
-  JOIN delivery AS d ON d.id = s.id JOIN event AS e ON e.id = d.event
+  JOIN ledger_delivery AS d ON d.id = s.id JOIN ledger_event AS e ON e.id = d.event
 WHERE d.letter IS NOT NULL
 ON CONFLICT (id) DO UPDATE SET cause = excluded.cause, error = excluded.error, signature = excluded.signature,
   attempts = excluded.attempts, last_attempt_at = excluded.last_attempt_at, failed_replays = l.failed_replays + 1,
@@ -188,10 +182,7 @@ async fn follow_up(db: &mut Db<'_>, written: &[&Word<'_>]) -> Result<(), Fault> 
         .bind(replayed.iter().map(|word| word.item_end().0).collect::<Vec<_>>())
         .bind(replayed.iter().map(|word| word.item_end().1).collect::<Vec<_>>());
     let jobs: Vec<[u8; 16]> = db.fetch(query).await?;
-    if !jobs.is_empty() {
-        db.execute(db.query(END_JOBS).bind(jobs)).await?;
-    }
-    Ok(())
+    if jobs.is_empty() { Ok(()) } else { jobs::end(db, jobs).await }
 }
 
 /// What a worker says, ready for its columns.

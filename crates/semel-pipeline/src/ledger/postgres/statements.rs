@@ -8,11 +8,11 @@ use crate::ledger::{DeliveryFilter, EventFilter, LetterFilter};
 macro_rules! events {
     ($which:literal) => {
         concat!(
-            "SELECT e.seq, e.kind, e.id, e.tenant, e.event_type, e.dedupe, e.dedupe_hint, e.fingerprint, \
+            "SELECT e.number, e.kind, e.id, e.tenant, e.event_type, e.dedupe, e.dedupe_hint, e.fingerprint, \
              e.dedupe_lifetime, e.payload, e.content_type, e.headers::text, e.order_key, e.origin, e.origin_name, \
              e.origin_message, e.targets::text, e.delay, e.deliver_within, array_to_json(e.tags)::text, \
              e.metadata::text, e.request_id, e.traceparent, e.accepted_at, e.version, e.changes \
-             FROM event AS e WHERE ",
+             FROM ledger_event AS e WHERE ",
             $which
         )
     };
@@ -22,9 +22,9 @@ macro_rules! events {
 macro_rules! deliveries {
     ($which:literal) => {
         concat!(
-            "SELECT d.seq, d.id, e.kind, d.event, d.target, d.tenant, e.event_type, d.state, d.attempts, d.crashes, \
+            "SELECT d.number, d.id, e.kind, d.event, d.target, d.tenant, e.event_type, d.state, d.attempts, d.crashes, \
              d.epoch, d.due_at, d.error, d.letter, d.created_at, d.started_at, d.completed_at \
-             FROM delivery AS d JOIN event AS e ON e.id = d.event WHERE ",
+             FROM ledger_delivery AS d JOIN ledger_event AS e ON e.id = d.event WHERE ",
             $which
         )
     };
@@ -48,10 +48,10 @@ macro_rules! some_deliveries {
 macro_rules! letters {
     ($which:literal) => {
         concat!(
-            "SELECT l.seq, l.id, l.tenant, e.kind, e.id, l.delivery, l.target, l.event_type, l.stream, l.message, \
+            "SELECT l.number, l.id, l.tenant, e.kind, e.id, l.delivery, l.target, l.event_type, l.stream, l.message, \
              coalesce(l.payload, e.payload, ''::bytea), l.content_type, l.headers::text, l.cause, l.error, l.signature, \
              l.status, l.attempts, l.last_attempt_at, l.failed_replays, l.copy_of, l.created_at, l.updated_at \
-             FROM letter AS l LEFT JOIN event AS e ON e.id = l.event WHERE ",
+             FROM ledger_dead_letter AS l LEFT JOIN ledger_event AS e ON e.id = l.event WHERE ",
             $which
         )
     };
@@ -62,11 +62,11 @@ macro_rules! some_letters {
     ($more:literal) => {
         concat!(
             letters!(
-                "l.seq < $1 AND ($3::text IS NULL OR l.tenant = $3) AND ($4::text IS NULL OR l.target = $4) \
+                "l.number < $1 AND ($3::text IS NULL OR l.tenant = $3) AND ($4::text IS NULL OR l.target = $4) \
                  AND ($5::text IS NULL OR l.status = $5) AND ($6::text IS NULL OR l.signature = $6)"
             ),
             $more,
-            " ORDER BY l.seq DESC LIMIT $2"
+            " ORDER BY l.number DESC LIMIT $2"
         )
     };
 }
@@ -75,22 +75,11 @@ macro_rules! some_letters {
 macro_rules! jobs {
     ($which:literal) => {
         concat!(
-            "SELECT j.seq, j.id, j.selection::text, j.mode, j.reason, j.asked_by, j.rate, j.concurrency, j.canary, \
+            "SELECT j.number, j.id, j.selection::text, j.mode, j.reason, j.asked_by, j.rate, j.concurrency, j.canary, \
              j.pause_above, j.state, j.note, j.created_at, j.updated_at, \
              coalesce((SELECT json_object_agg(i.state, i.number) FROM \
-               (SELECT state, count(*) AS number FROM item WHERE job = j.id GROUP BY state) AS i), '{}')::text \
-             FROM job AS j WHERE ",
-            $which
-        )
-    };
-}
-
-/// Items with their positions.
-macro_rules! items {
-    ($which:literal) => {
-        concat!(
-            "SELECT i.place, i.delivery, i.letter, i.kind, i.event, i.target, i.state, i.new_event, i.error \
-             FROM item AS i WHERE ",
+               (SELECT state, count(*) AS number FROM ledger_item WHERE job = j.id GROUP BY state) AS i), '{}')::text \
+             FROM ledger_job AS j WHERE ",
             $which
         )
     };
@@ -101,7 +90,7 @@ macro_rules! candidates {
     ($which:literal) => {
         concat!(
             "SELECT d.id, e.kind, e.id, d.target, d.tenant, d.state, l.id, l.status, l.signature \
-             FROM delivery AS d JOIN event AS e ON e.id = d.event ",
+             FROM ledger_delivery AS d JOIN ledger_event AS e ON e.id = d.event ",
             $which
         )
     };
@@ -111,92 +100,107 @@ pub(super) const STATEMENTS: Statements = Statements {
     event: events!("e.id = $1 AND e.kind = $2"),
     events,
     delivery: deliveries!("d.id = $1"),
-    deliveries_of: deliveries!("d.event = $1 ORDER BY d.seq"),
+    deliveries_of: deliveries!("d.event = $1 ORDER BY d.number"),
     deliveries,
     attempts: "SELECT number, worker, epoch, started_at, ended_at, class, status, error, excerpt, retry_after, job \
-        FROM attempt WHERE delivery = $1 ORDER BY number",
+        FROM ledger_attempt WHERE delivery = $1 ORDER BY number",
     find_events: "SELECT f.kind, f.id FROM (
-          SELECT e.id, e.kind, e.seq FROM event AS e WHERE e.request_id = $1 AND e.request_id IS NOT NULL
+          SELECT e.id, e.kind, e.number FROM ledger_event AS e WHERE e.request_id = $1 AND e.request_id IS NOT NULL
           UNION
-          SELECT e.id, e.kind, e.seq FROM delivery AS d JOIN event AS e ON e.id = d.event WHERE d.id = $2
+          SELECT e.id, e.kind, e.number FROM ledger_delivery AS d JOIN ledger_event AS e ON e.id = d.event WHERE d.id = $2
           UNION
-          SELECT e.id, e.kind, e.seq FROM event AS e WHERE e.dedupe = $3 AND e.dedupe_live
+          SELECT e.id, e.kind, e.number FROM ledger_event AS e WHERE e.dedupe = $3 AND e.dedupe_live
           UNION
-          SELECT e.id, e.kind, e.seq FROM event AS e WHERE e.dedupe = $3 AND NOT e.dedupe_live AND e.dedupe IS NOT NULL
-        ) AS f ORDER BY f.seq LIMIT 1000",
-    audit: "INSERT INTO audit (at, who, action, subject, reason) VALUES (statement_timestamp(), $1, $2, $3, $4)",
-    audit_log: "SELECT seq, at, who, action, subject, reason FROM audit WHERE seq < $1 ORDER BY seq DESC LIMIT $2",
-    audit_log_of: "SELECT seq, at, who, action, subject, reason FROM audit WHERE seq < $1 AND subject = $3 \
-        ORDER BY seq DESC LIMIT $2",
+          SELECT e.id, e.kind, e.number FROM ledger_event AS e WHERE e.dedupe = $3 AND NOT e.dedupe_live AND e.dedupe IS NOT NULL
+        ) AS f ORDER BY f.number LIMIT 1000",
+    audit: "INSERT INTO ledger_audit (at, who, action, subject, reason) VALUES (statement_timestamp(), $1, $2, $3, $4)",
     // By the partial indexes, each of which holds what has not ended well.
     delivery_totals: "SELECT target, state, count(*) FROM (
-          SELECT target, state FROM delivery WHERE waits
-          UNION ALL SELECT target, state FROM delivery WHERE state = 'running'
-          UNION ALL SELECT target, state FROM delivery WHERE state IN ('dlq', 'blocked', 'cancelled')
-          UNION ALL SELECT target, state FROM delivery WHERE lane IS NOT NULL AND state NOT IN ('done', 'dlq', 'cancelled')
+          SELECT target, state FROM ledger_delivery WHERE waits
+          UNION ALL SELECT target, state FROM ledger_delivery WHERE state = 'running'
+          UNION ALL SELECT target, state FROM ledger_delivery WHERE state IN ('dlq', 'blocked', 'cancelled')
+          UNION ALL SELECT target, state FROM ledger_delivery WHERE lane IS NOT NULL AND state NOT IN ('done', 'dlq', 'cancelled')
             AND NOT waits AND state IN ('idle', 'queued', 'retry_wait', 'replaying')
         ) AS d GROUP BY target, state ORDER BY target, state",
-    letter_totals: "SELECT status, count(*) FROM letter GROUP BY status ORDER BY status",
+    letter_totals: "SELECT status, count(*) FROM ledger_dead_letter GROUP BY status ORDER BY status",
     oldest_due: "WITH RECURSIVE each AS (
-          (SELECT target, due_at FROM delivery WHERE waits ORDER BY target, due_at LIMIT 1)
+          (SELECT target, due_at FROM ledger_delivery WHERE waits ORDER BY target, due_at LIMIT 1)
           UNION ALL
           SELECT n.target, n.due_at FROM each AS o CROSS JOIN LATERAL (
-            SELECT d.target, d.due_at FROM delivery AS d WHERE d.waits AND d.target > o.target
+            SELECT d.target, d.due_at FROM ledger_delivery AS d WHERE d.waits AND d.target > o.target
             ORDER BY d.target, d.due_at LIMIT 1) AS n
         )
         SELECT (extract(epoch FROM statement_timestamp() - min(due_at)) * 1000000)::bigint FROM each
         WHERE due_at <= statement_timestamp()",
     letter: letters!("l.id = $1"),
     letters,
-    copies: "SELECT id FROM letter WHERE copy_of = $1 AND copy_of IS NOT NULL ORDER BY seq",
-    groups: "SELECT g.signature, g.target, g.cause, g.status, g.number, g.first_at, g.last_at, s.id, s.error, g.newest
-        FROM (
-          SELECT signature, target, cause, status, count(*) AS number, min(created_at) AS first_at,
-            max(created_at) AS last_at, max(seq) AS newest
-          FROM letter WHERE ($1::text IS NULL OR status = $1) AND ($2::text IS NULL OR tenant = $2)
-            AND ($3::text IS NULL OR target = $3) AND ($4::text IS NULL OR signature = $4)
-          GROUP BY signature, target, cause, status
-        ) AS g JOIN letter AS s ON s.seq = g.newest
-        ORDER BY g.signature, g.target, g.cause, g.status",
-    unmirrored: letters!("l.stream = $1 AND l.stream IS NOT NULL AND NOT l.mirrored ORDER BY l.seq LIMIT $2"),
-    mirrored: "UPDATE letter SET mirrored = true WHERE id = ANY($1)",
+    unmirrored: letters!("l.stream = $1 AND l.stream IS NOT NULL AND NOT l.mirrored ORDER BY l.number LIMIT $2"),
+    mirrored: "UPDATE ledger_dead_letter SET mirrored = true WHERE id = ANY($1)",
     job: jobs!("j.id = $1"),
-    jobs: jobs!("j.seq < $1 ORDER BY j.seq DESC LIMIT $2"),
-    running: "SELECT id FROM job WHERE state = 'running' ORDER BY seq",
-    items: items!("i.job = $1 AND i.place > $2 ORDER BY i.place LIMIT $3"),
+    jobs: jobs!("j.number < $1 ORDER BY j.number DESC LIMIT $2"),
     // What ended in `dlq` or `blocked` and has a letter that waits, or none; the oldest first.
     failed: candidates!(
-        "LEFT JOIN letter AS l ON l.id = d.letter \
+        "LEFT JOIN ledger_dead_letter AS l ON l.id = d.letter \
          WHERE d.state IN ('dlq', 'blocked') AND (l.status IS NULL OR l.status = 'pending') \
            AND ($2::text IS NULL OR d.tenant = $2) AND (cardinality($3::text[]) = 0 OR d.target = ANY($3)) \
            AND ($4::text IS NULL OR l.signature = $4) \
          ORDER BY d.id LIMIT $1"
     ),
     deliveries_of_letters: candidates!(
-        "JOIN letter AS l ON l.delivery = d.id \
+        "JOIN ledger_dead_letter AS l ON l.delivery = d.id \
          JOIN unnest($1::bytea[]) WITH ORDINALITY AS w(id, n) ON w.id = l.id ORDER BY w.n"
     ),
-    letter_exists: "SELECT 1 FROM letter WHERE id = $1",
-    event_exists: "SELECT 1 FROM event WHERE id = $1 AND kind = $2",
     candidates_of_event: candidates!(
-        "LEFT JOIN letter AS l ON l.id = d.letter WHERE d.event = $1 ORDER BY d.seq"
+        "LEFT JOIN ledger_dead_letter AS l ON l.id = d.letter WHERE d.event = $1 ORDER BY d.number"
     ),
-    resolve: "SELECT winner FROM alias WHERE ghost = $1",
-    find_keyless: "SELECT kind, id FROM event \
+    find_keyless: "SELECT kind, id FROM ledger_event \
         WHERE dedupe = $1 AND NOT dedupe_live AND dedupe IS NOT NULL AND generation = $2 AND fingerprint = $3 \
-        ORDER BY seq LIMIT 1",
+        ORDER BY number LIMIT 1",
+    hold_event: "SELECT 1 FROM ledger_event WHERE id = $1 AND kind = $2 FOR UPDATE",
+    lock_lanes: Some(
+        "SELECT pg_advisory_xact_lock(l.lane) FROM (
+          SELECT DISTINCT lane FROM ledger_delivery WHERE event = $1 AND lane IS NOT NULL ORDER BY lane OFFSET 0) AS l",
+    ),
+    hold_deliveries: "SELECT id, state FROM ledger_delivery WHERE event = $1 ORDER BY number FOR UPDATE",
+    lock_key: Some("SELECT pg_advisory_xact_lock(hashtextextended(encode($1, 'hex'), 0))"),
+    holds_changes: "UPDATE ledger_event SET changes = greatest(changes, $2) WHERE id = $1",
+    drop_key: "UPDATE ledger_event SET dedupe_live = false WHERE id = $1",
+    hold_letter: "SELECT l.status, (SELECT d.state FROM ledger_delivery AS d WHERE d.id = l.delivery) \
+        FROM ledger_dead_letter AS l WHERE l.id = $1 FOR UPDATE",
+    letter_of_copy: "SELECT (SELECT l.id FROM ledger_dead_letter AS l \
+          WHERE l.event = e.id AND l.event IS NOT NULL AND l.copy_of = $2) \
+        FROM ledger_event AS e WHERE e.id = $1",
+    touch_letter: "UPDATE ledger_dead_letter SET updated_at = statement_timestamp() WHERE id = $1",
+    hold_job: "SELECT 1 FROM ledger_job WHERE id = $1 FOR UPDATE",
+    add_job: "INSERT INTO ledger_job (id, selection, mode, reason, asked_by, rate, concurrency, canary, pause_above, state, \
+          created_at, updated_at) \
+        VALUES ($1, $2::json, $3, $4, $5, $6, $7, $8, $9, 'running', statement_timestamp(), statement_timestamp()) \
+        ON CONFLICT (id) DO NOTHING",
+    set_job_state: "UPDATE ledger_job SET state = $2, note = $3, updated_at = statement_timestamp() WHERE id = $1",
+    // Where two processes end the last two items at once, the next release sees it.
+    end_jobs: "UPDATE ledger_job AS j SET state = 'done', note = 'every item has ended', \
+          updated_at = statement_timestamp() \
+        WHERE j.id = ANY($1) AND j.state IN ('running', 'paused') \
+          AND NOT EXISTS (SELECT FROM ledger_item AS i WHERE i.job = j.id AND i.state = 'pending') \
+          AND NOT EXISTS (SELECT FROM ledger_item AS i WHERE i.job = j.id AND i.state = 'released')",
+    next_items: "SELECT i.position, i.delivery, i.letter, i.kind, i.event, i.target, i.state, i.new_event, i.error \
+        FROM ledger_item AS i WHERE i.job = $1 AND i.state = 'pending' ORDER BY i.position LIMIT $2",
+    // Their events are not swept meanwhile.
+    hold_items: "SELECT d.id, d.state FROM ledger_delivery AS d JOIN ledger_event AS e ON e.id = d.event \
+        WHERE d.id = ANY($1) ORDER BY d.id FOR UPDATE OF d FOR KEY SHARE OF e",
+    hold_letters: "SELECT id, status FROM ledger_dead_letter WHERE id = ANY($1) ORDER BY id FOR UPDATE",
 };
 
 fn events(filter: &EventFilter) -> &'static str {
     match filter.tag {
         None => events!(
-            "e.seq < $1 AND ($3::text IS NULL OR e.kind = $3) AND ($4::text IS NULL OR e.tenant = $4) \
-             AND ($5::text IS NULL OR e.event_type = $5) AND $6::text IS NULL ORDER BY e.seq DESC LIMIT $2"
+            "e.number < $1 AND ($3::text IS NULL OR e.kind = $3) AND ($4::text IS NULL OR e.tenant = $4) \
+             AND ($5::text IS NULL OR e.event_type = $5) AND $6::text IS NULL ORDER BY e.number DESC LIMIT $2"
         ),
         Some(_) => events!(
-            "e.seq < $1 AND ($3::text IS NULL OR e.kind = $3) AND ($4::text IS NULL OR e.tenant = $4) \
+            "e.number < $1 AND ($3::text IS NULL OR e.kind = $3) AND ($4::text IS NULL OR e.tenant = $4) \
              AND ($5::text IS NULL OR e.event_type = $5) AND e.tags @> ARRAY[$6::text] AND e.tags <> '{}' \
-             ORDER BY e.seq DESC LIMIT $2"
+             ORDER BY e.number DESC LIMIT $2"
         ),
     }
 }
@@ -219,6 +223,3 @@ fn letters(filter: &LetterFilter) -> &'static str {
         (None, None) => some_letters!(""),
     }
 }
-
-/// The next items of a job that are to be released. `$1` job, `$2` how many.
-pub(super) const NEXT_ITEMS: &str = items!("i.job = $1 AND i.state = 'pending' ORDER BY i.place LIMIT $2");

@@ -20,54 +20,54 @@ const LOOKS: i64 = 20;
 /// null where it has seen all.
 const SWEEP_EVENTS: &str = r"
 WITH looked AS MATERIALIZED (
-  SELECT seq, id FROM event WHERE seq > $1 AND accepted_at <= statement_timestamp() - $2 * interval '1 microsecond'
-  ORDER BY seq LIMIT $3
+  SELECT number, id FROM ledger_event WHERE number > $1 AND accepted_at <= statement_timestamp() - $2 * interval '1 microsecond'
+  ORDER BY number LIMIT $3
 ), over AS MATERIALIZED (
-  SELECT e.seq, e.id FROM looked AS l JOIN event AS e ON e.id = l.id
+  SELECT e.number, e.id FROM looked AS l JOIN ledger_event AS e ON e.id = l.id
   WHERE NOT (e.dedupe_live AND coalesce(e.dedupe_until > statement_timestamp(), false))
     AND NOT EXISTS (
-      SELECT FROM delivery AS d LEFT JOIN letter AS t ON t.id = d.letter
+      SELECT FROM ledger_delivery AS d LEFT JOIN ledger_dead_letter AS t ON t.id = d.letter
       WHERE d.event = e.id AND NOT (
         coalesce(d.completed_at <= statement_timestamp() - $2 * interval '1 microsecond', false)
         AND (d.state IN ('done', 'cancelled') OR (d.state = 'dlq' AND coalesce(t.status IN ('replayed', 'discarded')
           AND t.updated_at <= statement_timestamp() - $2 * interval '1 microsecond', false)))))
-  ORDER BY e.seq LIMIT $4 FOR UPDATE OF e SKIP LOCKED
+  ORDER BY e.number LIMIT $4 FOR UPDATE OF e SKIP LOCKED
 ), deliveries AS (
-  DELETE FROM delivery AS d USING over AS o WHERE d.event = o.id RETURNING d.id
+  DELETE FROM ledger_delivery AS d USING over AS o WHERE d.event = o.id RETURNING d.id
 ), attempts AS (
-  DELETE FROM attempt AS a USING deliveries AS d WHERE a.delivery = d.id
+  DELETE FROM ledger_attempt AS a USING deliveries AS d WHERE a.delivery = d.id
 ), letters AS (
-  DELETE FROM letter AS l USING over AS o WHERE l.event = o.id AND l.event IS NOT NULL
+  DELETE FROM ledger_dead_letter AS l USING over AS o WHERE l.event = o.id AND l.event IS NOT NULL
 ), aliases AS (
-  DELETE FROM alias AS a USING over AS o WHERE a.winner = o.id
+  DELETE FROM ledger_alias AS a USING over AS o WHERE a.winner = o.id
 ), events AS (
-  DELETE FROM event AS e USING over AS o WHERE e.id = o.id
+  DELETE FROM ledger_event AS e USING over AS o WHERE e.id = o.id
 )
-SELECT CASE WHEN (SELECT count(*) FROM over) >= $4 THEN (SELECT max(seq) FROM over)
-    WHEN (SELECT count(*) FROM looked) >= $3 THEN (SELECT max(seq) FROM looked) END,
+SELECT CASE WHEN (SELECT count(*) FROM over) >= $4 THEN (SELECT max(number) FROM over)
+    WHEN (SELECT count(*) FROM looked) >= $3 THEN (SELECT max(number) FROM looked) END,
   (SELECT count(*) FROM over)";
 
 const SWEEP_LETTERS: &str = r"
-DELETE FROM letter WHERE id IN (
-  SELECT id FROM letter WHERE status IN ('replayed', 'discarded') AND event IS NULL
+DELETE FROM ledger_dead_letter WHERE id IN (
+  SELECT id FROM ledger_dead_letter WHERE status IN ('replayed', 'discarded') AND event IS NULL
     AND updated_at <= statement_timestamp() - $1 * interval '1 microsecond' LIMIT $2 FOR UPDATE SKIP LOCKED)";
 
 const SWEEP_JOBS: &str = r"
 WITH over AS MATERIALIZED (
-  SELECT j.id FROM job AS j WHERE j.state IN ('done', 'cancelled')
+  SELECT j.id FROM ledger_job AS j WHERE j.state IN ('done', 'cancelled')
     AND j.updated_at <= statement_timestamp() - $1 * interval '1 microsecond'
-    AND NOT EXISTS (SELECT FROM item AS i WHERE i.job = j.id AND i.state = 'released')
-  ORDER BY j.seq LIMIT $2 FOR UPDATE OF j SKIP LOCKED
+    AND NOT EXISTS (SELECT FROM ledger_item AS i WHERE i.job = j.id AND i.state = 'released')
+  ORDER BY j.number LIMIT $2 FOR UPDATE OF j SKIP LOCKED
 ), items AS (
-  DELETE FROM item AS i USING over AS o WHERE i.job = o.id
+  DELETE FROM ledger_item AS i USING over AS o WHERE i.job = o.id
 )
-DELETE FROM job AS j USING over AS o WHERE j.id = o.id";
+DELETE FROM ledger_job AS j USING over AS o WHERE j.id = o.id";
 
 /// Nothing of an earlier generation is buffered or claimed any more after a week.
 const SWEEP_GENERATIONS: &str = r"
-DELETE FROM generation WHERE key IN (
-  SELECT k.key FROM generation AS k WHERE k.changed_at <= statement_timestamp() - greatest($1 * interval '1 microsecond', interval '7 days')
-    AND NOT EXISTS (SELECT FROM event AS e WHERE e.dedupe = k.key AND e.dedupe_live)
+DELETE FROM ledger_generation WHERE dedupe IN (
+  SELECT k.dedupe FROM ledger_generation AS k WHERE k.changed_at <= statement_timestamp() - greatest($1 * interval '1 microsecond', interval '7 days')
+    AND NOT EXISTS (SELECT FROM ledger_event AS e WHERE e.dedupe = k.dedupe AND e.dedupe_live)
   ORDER BY k.changed_at LIMIT $2 FOR UPDATE SKIP LOCKED)";
 
 pub(super) async fn sweep(shared: &Shared, keep: Duration, limit: u32) -> Result<u64, Error> {

@@ -1,13 +1,13 @@
 //! Giving work out, and taking back what its worker lost.
 //!
 //! # Fair
-//! Tenants of a target take turns in the order of their names, from behind the one that had the last turn: `turn` keeps who
+//! Tenants of a target take turns in the order of their names, from behind the one that had the last turn: `ledger_turn` keeps who
 //! that was. The walk from tenant to tenant is one index probe each, and bounded; where it finds too little, the longest
 //! due fill the rest. So a take touches some hundred rows, however many wait.
 //!
 //! # In order
 //! A delivery with an order key stands in a *lane*. Only the first of a lane waits to be taken (`waits`), and a take looks
-//! once more whether an earlier one has come back or another one runs. The unique index `delivery_lane_running` is the
+//! once more whether an earlier one has come back or another one runs. The unique index `ledger_delivery_lane_running` is the
 //! backstop: of two takes that cannot see each other one is told to look again.
 
 use std::collections::HashMap;
@@ -18,18 +18,25 @@ use super::database::Db;
 use super::fault::Fault;
 use super::link::{Shape, Shared};
 use super::values::{check_text, integer, micros};
-use crate::delivery::{Holding, Said, Work, request_id};
-use crate::event::Trace;
-use crate::id::{DeliveryId, JobId};
+use crate::delivery::{Holding, Said, Work};
+use crate::id::DeliveryId;
 use crate::ledger::sql::{Columns, FromRow};
 use crate::ledger::{Error, Take};
 
 /// Nothing of the lane of `d` is before it, and nothing of it runs.
 macro_rules! first_of_its_lane {
     () => {
-        "(d.lane IS NULL OR (NOT EXISTS (SELECT FROM delivery AS p WHERE p.lane = d.lane AND p.seq < d.seq \
+        "(d.lane IS NULL OR (NOT EXISTS (SELECT FROM ledger_delivery AS p WHERE p.lane = d.lane AND p.number < d.number \
            AND p.state NOT IN ('done', 'dlq', 'cancelled')) \
-         AND NOT EXISTS (SELECT FROM delivery AS p WHERE p.lane = d.lane AND p.state = 'running')))"
+         AND NOT EXISTS (SELECT FROM ledger_delivery AS p WHERE p.lane = d.lane AND p.state = 'running')))"
+    };
+}
+
+/// The columns of the work that was taken: the delivery `w` and its event `e`.
+macro_rules! work {
+    () => {
+        "w.id, e.kind, w.event, w.target, w.tenant, e.event_type, e.payload, e.content_type, e.headers::text, w.attempts, \
+         w.crashes, w.epoch, w.last_attempt, w.token, w.job, e.request_id, e.traceparent, e.accepted_at"
     };
 }
 
@@ -41,27 +48,27 @@ const TAKE: &str = concat!(
     r"
 WITH RECURSIVE asked AS MATERIALIZED (
   SELECT a.target, least(a.most, $3) AS most, t.tenant AS last
-  FROM unnest($1::text[], $2::integer[]) AS a(target, most) LEFT JOIN turn AS t ON t.target = a.target
+  FROM unnest($1::text[], $2::integer[]) AS a(target, most) LEFT JOIN ledger_turn AS t ON t.target = a.target
 ), lapsed AS (
-  UPDATE delivery AS d SET state = 'retry_wait', waits = true, due_at = statement_timestamp(), crashes = d.crashes + 1,
+  UPDATE ledger_delivery AS d SET state = 'retry_wait', waits = true, due_at = statement_timestamp(), crashes = d.crashes + 1,
     token = NULL, lease_until = NULL, error = 'its worker was gone before it ended'
-  FROM (SELECT id FROM delivery WHERE state = 'running' AND lease_until <= statement_timestamp()
+  FROM (SELECT id FROM ledger_delivery WHERE state = 'running' AND lease_until <= statement_timestamp()
     ORDER BY lease_until LIMIT 500 FOR UPDATE SKIP LOCKED) AS o
   WHERE d.id = o.id
-  RETURNING d.id, d.tries
+  RETURNING d.id, d.last_attempt
 ), crashed AS (
-  UPDATE attempt AS a SET ended_at = statement_timestamp(), class = 'crashed',
+  UPDATE ledger_attempt AS a SET ended_at = statement_timestamp(), class = 'crashed',
     error = 'its worker was gone before it ended', excerpt = ''
-  FROM lapsed AS l WHERE a.delivery = l.id AND a.number = l.tries
+  FROM lapsed AS l WHERE a.delivery = l.id AND a.number = l.last_attempt
 ), walk(target, most, last, tenant, lap, due, visited, found) AS (
   SELECT target, most, last, last, 0, false, 0, 0 FROM asked
   UNION ALL
   SELECT w.target, w.most, w.last, n.tenant, n.lap, n.due, w.visited + 1, w.found + n.due::integer
   FROM walk AS w CROSS JOIN LATERAL (
-    (SELECT d.tenant, w.lap AS lap, d.due_at <= statement_timestamp() AS due FROM delivery AS d
+    (SELECT d.tenant, w.lap AS lap, d.due_at <= statement_timestamp() AS due FROM ledger_delivery AS d
       WHERE d.target = w.target AND d.waits AND d.tenant > w.tenant ORDER BY d.tenant, d.due_at LIMIT 1)
     UNION ALL
-    (SELECT d.tenant, 1, d.due_at <= statement_timestamp() FROM delivery AS d
+    (SELECT d.tenant, 1, d.due_at <= statement_timestamp() FROM ledger_delivery AS d
       WHERE w.lap = 0 AND d.target = w.target AND d.waits ORDER BY d.tenant, d.due_at LIMIT 1)
     LIMIT 1
   ) AS n
@@ -74,21 +81,21 @@ WITH RECURSIVE asked AS MATERIALIZED (
   SELECT t.target, t.tenant, t.place, y.id, y.nth
   FROM tenants AS t CROSS JOIN LATERAL (
     SELECT x.id, row_number() OVER () AS nth FROM (
-      SELECT d.id FROM delivery AS d
+      SELECT d.id FROM ledger_delivery AS d
       WHERE d.target = t.target AND d.tenant = t.tenant AND d.waits AND d.due_at <= statement_timestamp() AND ",
     first_of_its_lane!(),
     r"
-      ORDER BY d.due_at, d.seq LIMIT (2 * t.most + t.tenants - 1) / t.tenants
+      ORDER BY d.due_at, d.number LIMIT (2 * t.most + t.tenants - 1) / t.tenants
     ) AS x
   ) AS y
 ), rest AS (
   SELECT a.target, NULL::text AS tenant, x.id, row_number() OVER () AS place
   FROM asked AS a CROSS JOIN LATERAL (
-    SELECT d.id FROM delivery AS d
+    SELECT d.id FROM ledger_delivery AS d
     WHERE d.target = a.target AND d.waits AND d.due_at <= statement_timestamp() AND ",
     first_of_its_lane!(),
     r"
-    ORDER BY d.due_at, d.seq LIMIT 2 * a.most
+    ORDER BY d.due_at, d.number LIMIT 2 * a.most
   ) AS x
   WHERE (SELECT count(*) FROM fair AS f WHERE f.target = a.target) < a.most
 ), ranked AS (
@@ -100,74 +107,76 @@ WITH RECURSIVE asked AS MATERIALIZED (
   ) AS c JOIN asked AS a ON a.target = c.target
 ), held AS (
   SELECT d.id, r.target, r.tenant, r.turn, r.most
-  FROM ranked AS r JOIN delivery AS d ON d.id = r.id
+  FROM ranked AS r JOIN ledger_delivery AS d ON d.id = r.id
   WHERE d.waits AND d.due_at <= statement_timestamp()
   ORDER BY r.turn > r.most, r.turn, r.target LIMIT $3 FOR UPDATE OF d SKIP LOCKED
 ), chosen AS (
   SELECT id, target, tenant, turn, row_number() OVER (ORDER BY turn, target) AS n
   FROM (SELECT *, row_number() OVER (PARTITION BY target ORDER BY turn) AS nth FROM held) AS h WHERE nth <= most
 ), taken AS (
-  UPDATE delivery AS d SET state = 'running', waits = false, attempts = d.attempts + 1, tries = d.tries + 1,
+  UPDATE ledger_delivery AS d SET state = 'running', waits = false, attempts = d.attempts + 1, last_attempt = d.last_attempt + 1,
     token = $6::bytea || int4send(c.n::integer * 4 + (d.lane IS NOT NULL)::integer
       + 2 * (d.job IS NOT NULL OR d.letter IS NOT NULL)::integer),
     lease_until = statement_timestamp() + $4 * interval '1 microsecond',
     started_at = coalesce(d.started_at, statement_timestamp())
   FROM chosen AS c WHERE d.id = c.id
-  RETURNING d.id, d.event, d.target, d.tenant, d.attempts, d.crashes, d.tries, d.epoch, d.token, d.job,
+  RETURNING d.id, d.event, d.target, d.tenant, d.attempts, d.crashes, d.last_attempt, d.epoch, d.token, d.job,
     coalesce(d.deliver_until <= statement_timestamp(), false) AS expired, c.n
 ), begun AS (
-  INSERT INTO attempt (delivery, number, worker, epoch, started_at, job)
-  SELECT id, tries, $5, epoch, statement_timestamp(), job FROM taken
+  INSERT INTO ledger_attempt (delivery, number, worker, epoch, started_at, job)
+  SELECT id, last_attempt, $5, epoch, statement_timestamp(), job FROM taken
 ), last AS (
   SELECT DISTINCT ON (target) target, tenant FROM chosen WHERE tenant IS NOT NULL ORDER BY target, turn DESC
 ), first_turn AS (
-  INSERT INTO turn (target, tenant) SELECT l.target, l.tenant FROM last AS l
-  WHERE NOT EXISTS (SELECT FROM turn AS t WHERE t.target = l.target) ON CONFLICT DO NOTHING
+  INSERT INTO ledger_turn (target, tenant) SELECT l.target, l.tenant FROM last AS l
+  WHERE NOT EXISTS (SELECT FROM ledger_turn AS t WHERE t.target = l.target) ON CONFLICT DO NOTHING
 ), next_turn AS (
-  UPDATE turn AS t SET tenant = l.tenant
-  FROM (SELECT target FROM turn WHERE target = ANY($1) FOR UPDATE SKIP LOCKED) AS o, last AS l
+  UPDATE ledger_turn AS t SET tenant = l.tenant
+  FROM (SELECT target FROM ledger_turn WHERE target = ANY($1) FOR UPDATE SKIP LOCKED) AS o, last AS l
   WHERE t.target = o.target AND l.target = o.target AND t.tenant <> l.tenant
 )
-SELECT (SELECT count(*) FROM lapsed), w.id, e.kind, w.event, w.target, w.tenant, e.event_type, e.payload, e.content_type,
-  e.headers::text, w.attempts, w.crashes, w.epoch, w.tries, w.token, w.job, e.request_id, e.traceparent, e.accepted_at,
-  w.expired
-FROM (SELECT 1) AS one LEFT JOIN (taken AS w JOIN event AS e ON e.id = w.event) ON true
+SELECT (SELECT count(*) FROM lapsed), ",
+    work!(),
+    r", w.expired
+FROM (SELECT 1) AS one LEFT JOIN (taken AS w JOIN ledger_event AS e ON e.id = w.event) ON true
 ORDER BY w.n"
 );
 
-/// $1 the delivery, $2 the beginning of its token, $3 lease, $4 worker.
+/// $1 the delivery, $2 lease, $3 worker, $4 the beginning of its token.
 const RETAKE: &str = concat!(
     r"
 WITH taken AS (
-  UPDATE delivery AS d SET state = 'running', waits = false, attempts = d.attempts + 1, tries = d.tries + 1,
-    token = $2::bytea || int4send(4 + (d.lane IS NOT NULL)::integer
+  UPDATE ledger_delivery AS d SET state = 'running', waits = false, attempts = d.attempts + 1, last_attempt = d.last_attempt + 1,
+    token = $4::bytea || int4send(4 + (d.lane IS NOT NULL)::integer
       + 2 * (d.job IS NOT NULL OR d.letter IS NOT NULL)::integer),
-    lease_until = statement_timestamp() + $3 * interval '1 microsecond',
+    lease_until = statement_timestamp() + $2 * interval '1 microsecond',
     started_at = coalesce(d.started_at, statement_timestamp())
   WHERE d.id = $1 AND d.state = 'retry_wait' AND d.waits AND ",
     first_of_its_lane!(),
     r"
-  RETURNING d.id, d.event, d.target, d.tenant, d.attempts, d.crashes, d.tries, d.epoch, d.token, d.job,
+  RETURNING d.id, d.event, d.target, d.tenant, d.attempts, d.crashes, d.last_attempt, d.epoch, d.token, d.job,
     coalesce(d.deliver_until <= statement_timestamp(), false) AS expired
 ), begun AS (
-  INSERT INTO attempt (delivery, number, worker, epoch, started_at, job)
-  SELECT id, tries, $4, epoch, statement_timestamp(), job FROM taken
+  INSERT INTO ledger_attempt (delivery, number, worker, epoch, started_at, job)
+  SELECT id, last_attempt, $3, epoch, statement_timestamp(), job FROM taken
 )
-SELECT 0::bigint, w.id, e.kind, w.event, w.target, w.tenant, e.event_type, e.payload, e.content_type, e.headers::text,
-  w.attempts, w.crashes, w.epoch, w.tries, w.token, w.job, e.request_id, e.traceparent, e.accepted_at, w.expired
-FROM taken AS w JOIN event AS e ON e.id = w.event"
+SELECT 0::bigint, ",
+    work!(),
+    r", w.expired
+FROM taken AS w JOIN ledger_event AS e ON e.id = w.event"
 );
 
 /// What an earlier try of the same call took: its answer was lost.
-const TAKEN: &str = r"
-SELECT 0::bigint, w.id, e.kind, w.event, w.target, w.tenant, e.event_type, e.payload, e.content_type, e.headers::text,
-  w.attempts, w.crashes, w.epoch, w.tries, w.token, w.job, e.request_id, e.traceparent, e.accepted_at,
-  coalesce(w.deliver_until <= statement_timestamp(), false)
-FROM delivery AS w JOIN event AS e ON e.id = w.event
-WHERE w.state = 'running' AND substring(w.token FROM 1 FOR 12) = $1 ORDER BY w.token";
+const TAKEN: &str = concat!(
+    "SELECT 0::bigint, ",
+    work!(),
+    r", coalesce(w.deliver_until <= statement_timestamp(), false)
+FROM ledger_delivery AS w JOIN ledger_event AS e ON e.id = w.event
+WHERE w.state = 'running' AND substring(w.token FROM 1 FOR 12) = $1 ORDER BY w.token"
+);
 
 const RENEW: &str = r"
-UPDATE delivery AS d SET lease_until = statement_timestamp() + $3 * interval '1 microsecond'
+UPDATE ledger_delivery AS d SET lease_until = statement_timestamp() + $3 * interval '1 microsecond'
 FROM unnest($1::bytea[], $2::bytea[]) AS h(id, token)
 WHERE d.id = h.id AND d.token = h.token AND d.state = 'running'
 RETURNING d.id, d.token";
@@ -176,11 +185,11 @@ const NEXT_DUE: &str = concat!(
     r"
 SELECT (extract(epoch FROM min(x.at) - statement_timestamp()) * 1000000)::bigint
 FROM unnest($1::text[]) AS a(target) CROSS JOIN LATERAL (
-  (SELECT d.due_at AS at FROM delivery AS d WHERE d.target = a.target AND d.waits AND ",
+  (SELECT d.due_at AS at FROM ledger_delivery AS d WHERE d.target = a.target AND d.waits AND ",
     first_of_its_lane!(),
-    r" ORDER BY d.due_at, d.seq LIMIT 1)
+    r" ORDER BY d.due_at, d.number LIMIT 1)
   UNION ALL
-  (SELECT d.lease_until FROM delivery AS d WHERE d.state = 'running' AND d.target = a.target
+  (SELECT d.lease_until FROM ledger_delivery AS d WHERE d.state = 'running' AND d.target = a.target
     ORDER BY d.lease_until LIMIT 1)
 ) AS x"
 );
@@ -193,22 +202,25 @@ pub(super) const REPLAYED: u128 = 2;
 /// One question for work.
 struct Ask<'a> {
     worker: &'a str,
-    targets: Vec<(&'a str, u32)>,
-    limit: u32,
+    what: Asked<'a>,
     lease: Duration,
     token: [u8; 12],
     /// Set once it was asked: the next try looks whether that was executed.
     asked: AtomicBool,
 }
 
-/// One question for one delivery.
-struct AskAgain<'a> {
-    delivery: DeliveryId,
-    worker: &'a str,
-    lease: Duration,
-    token: [u8; 12],
-    /// Set once it was asked: the next try looks whether that was executed.
-    asked: AtomicBool,
+/// The work that is asked for.
+enum Asked<'a> {
+    /// Deliveries that are due: of these targets with a maximum each, and a maximum in all.
+    Due(Vec<(&'a str, u32)>, u32),
+    /// This delivery.
+    This(DeliveryId),
+}
+
+impl<'a> Ask<'a> {
+    fn new(worker: &'a str, what: Asked<'a>, lease: Duration) -> Self {
+        Self { worker, what, lease, token: rand::random(), asked: AtomicBool::new(false) }
+    }
 }
 
 pub(super) async fn retake(
@@ -218,30 +230,10 @@ pub(super) async fn retake(
     lease: Duration,
 ) -> Result<Option<Work>, Error> {
     check_text("the name of a worker", worker)?;
-    let ask = AskAgain { delivery, worker, lease, token: rand::random(), asked: AtomicBool::new(false) };
+    let ask = Ask::new(worker, Asked::This(delivery), lease);
     let (_, mut works) =
-        shared.call(Shape::Statement, &ask, |db, asked| Box::pin(retake_once(db, asked))).await?;
+        shared.call(Shape::Statement, &ask, |db, asked| Box::pin(take_once(db, asked))).await?;
     Ok(works.pop())
-}
-
-async fn retake_once(db: &mut Db<'_>, ask: &AskAgain<'_>) -> Result<(i64, Vec<Work>), Fault> {
-    if ask.asked.swap(true, Ordering::Relaxed) {
-        let taken = taken_before(db, &ask.token).await?;
-        if !taken.1.is_empty() {
-            return Ok(taken);
-        }
-    }
-    let query = db
-        .query(RETAKE)
-        .bind(ask.delivery.to_bytes())
-        .bind(ask.token.as_slice())
-        .bind(micros(ask.lease))
-        .bind(ask.worker);
-    Ok(gather(db.fetch(query).await?))
-}
-
-async fn taken_before(db: &mut Db<'_>, token: &[u8; 12]) -> Result<(i64, Vec<Work>), Fault> {
-    Ok(gather(db.fetch(db.query(TAKEN).bind(token.as_slice())).await?))
 }
 
 pub(super) async fn take(shared: &Shared, take: &Take) -> Result<Vec<Work>, Error> {
@@ -262,14 +254,7 @@ pub(super) async fn take(shared: &Shared, take: &Take) -> Result<Vec<Work>, Erro
         if left == 0 || targets.is_empty() {
             return Ok(all);
         }
-        let ask = Ask {
-            worker: &take.worker,
-            targets,
-            limit: left,
-            lease: take.lease,
-            token: rand::random(),
-            asked: AtomicBool::new(false),
-        };
+        let ask = Ask::new(&take.worker, Asked::Due(targets, left), take.lease);
         let (lapsed, works) =
             shared.call(Shape::Statement, &ask, |db, asked| Box::pin(take_once(db, asked))).await?;
         for work in &works {
@@ -293,19 +278,20 @@ pub(super) async fn take(shared: &Shared, take: &Take) -> Result<Vec<Work>, Erro
 
 async fn take_once(db: &mut Db<'_>, ask: &Ask<'_>) -> Result<(i64, Vec<Work>), Fault> {
     if ask.asked.swap(true, Ordering::Relaxed) {
-        let taken = taken_before(db, &ask.token).await?;
+        let taken = gather(db.fetch(db.query(TAKEN).bind(ask.token.as_slice())).await?);
         if !taken.1.is_empty() {
             return Ok(taken);
         }
     }
-    let query = db
-        .query(TAKE)
-        .bind(ask.targets.iter().map(|(target, _)| *target).collect::<Vec<_>>())
-        .bind(ask.targets.iter().map(|(_, most)| integer(*most)).collect::<Vec<_>>())
-        .bind(integer(ask.limit))
-        .bind(micros(ask.lease))
-        .bind(ask.worker)
-        .bind(ask.token.as_slice());
+    let query = match &ask.what {
+        Asked::Due(targets, limit) => db
+            .query(TAKE)
+            .bind(targets.iter().map(|(target, _)| *target).collect::<Vec<_>>())
+            .bind(targets.iter().map(|(_, most)| integer(*most)).collect::<Vec<_>>())
+            .bind(integer(*limit)),
+        Asked::This(delivery) => db.query(RETAKE).bind(delivery.to_bytes()),
+    };
+    let query = query.bind(micros(ask.lease)).bind(ask.worker).bind(ask.token.as_slice());
     Ok(gather(db.fetch(query).await?))
 }
 
@@ -313,35 +299,6 @@ async fn take_once(db: &mut Db<'_>, ask: &Ask<'_>) -> Result<(i64, Vec<Work>), F
 fn gather(rows: Vec<(i64, Option<Work>)>) -> (i64, Vec<Work>) {
     let lapsed = rows.last().map_or(0, |(lapsed, _)| *lapsed);
     (lapsed, rows.into_iter().filter_map(|(_, work)| work).collect())
-}
-
-impl FromRow for Option<Work> {
-    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
-        let Some(delivery) = columns.id_or_none()?.map(DeliveryId::from_bytes) else { return Ok(None) };
-        let event = columns.event_id()?;
-        let (target, tenant, event_type) = (columns.text()?, columns.text()?, columns.text()?);
-        let (payload, content_type, headers) = (columns.bytes()?, columns.text()?, columns.json()?);
-        let (attempt, crashes, epoch) = (columns.count()?, columns.count()?, columns.count()?);
-        let request_id = request_id(delivery, columns.count()?);
-        Ok(Some(Work {
-            holding: Holding { delivery, token: u128::from_be_bytes(columns.id()?) },
-            event,
-            target,
-            tenant,
-            event_type,
-            payload,
-            content_type,
-            headers,
-            attempt,
-            crashes,
-            epoch,
-            request_id,
-            job: columns.id_or_none()?.map(JobId::from_bytes),
-            trace: Trace { request_id: columns.text_or_none()?, traceparent: columns.text_or_none()? },
-            accepted_at: columns.time()?,
-            expired: columns.flag()?,
-        }))
-    }
 }
 
 /// Renews leases on the connection for heartbeats.

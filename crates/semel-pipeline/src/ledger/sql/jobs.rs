@@ -1,10 +1,13 @@
-//! Replay jobs: looking at them.
+//! Replay jobs: making them, looking at them, and what people want of them.
 
 use super::page::{after, before, exactly};
-use super::{Database, not_found};
+use super::plan::plan;
+use super::reading::audit;
+use super::writing::Writing;
+use super::{Database, Value, not_found, to_json};
 use crate::id::JobId;
-use crate::ledger::{Page, Paged};
-use crate::replay::{ItemState, JobItem, JobRecord, JobState};
+use crate::ledger::{AuditLine, Error, Page, Paged, rules};
+use crate::replay::{ItemState, JobItem, JobOrder, JobRecord, JobState, NewJob, ReplayPace};
 
 pub(crate) async fn find<D: Database>(db: &mut D, id: JobId) -> Result<Option<JobRecord>, D::Fault> {
     let found: Option<(i64, JobRecord)> = db.first(D::SQL.job, &[id.to_bytes().into()]).await?;
@@ -22,7 +25,7 @@ pub(crate) async fn jobs<D: Database>(db: &mut D, page: &Page) -> Result<Paged<J
 }
 
 pub(crate) async fn running<D: Database>(db: &mut D) -> Result<Vec<JobId>, D::Fault> {
-    db.rows(D::SQL.running, &[]).await
+    db.rows(super::RUNNING, &[]).await
 }
 
 pub(crate) async fn items<D: Database>(
@@ -33,7 +36,7 @@ pub(crate) async fn items<D: Database>(
     let state = job(db, id).await?.state;
     let with = [id.to_bytes().into(), after(page)?.into(), exactly(page).into()];
     let mut found: Paged<JobItem> =
-        db.page(D::SQL.items, &with, page, |position, _| position.to_string(), |_| true).await?;
+        db.page(super::ITEMS, &with, page, |position, _| position.to_string(), |_| true).await?;
     for item in &mut found.items {
         item.state = seen_in(state, item.state);
     }
@@ -46,4 +49,71 @@ pub(crate) fn seen_in(job: JobState, item: ItemState) -> ItemState {
         (JobState::Cancelled, ItemState::Pending) => ItemState::Cancelled,
         (_, item) => item,
     }
+}
+
+/// A job that must be there; nobody else changes it until the transaction ends.
+pub(crate) async fn hold<D: Database>(db: &mut D, id: JobId) -> Result<JobRecord, D::Fault> {
+    if db.first::<()>(D::SQL.hold_job, &[id.to_bytes().into()]).await?.is_none() {
+        // Not read either: it may be made now, and then nobody holds it.
+        return Err(not_found("replay job", id).into());
+    }
+    // A statement of its own: it sees what the one before it waited for.
+    job(db, id).await
+}
+
+/// Ends jobs whose items have all ended.
+pub(crate) async fn end<D: Database>(db: &mut D, jobs: Vec<[u8; 16]>) -> Result<(), D::Fault> {
+    db.run(D::SQL.end_jobs, &[Value::Ids(jobs)]).await.map(drop)
+}
+
+pub(crate) async fn create<D: Writing>(
+    db: &mut D,
+    new: &NewJob,
+    targets: &[String],
+) -> Result<JobRecord, D::Fault> {
+    if let Some(there) = find(db, new.id).await? {
+        return Ok(there);
+    }
+    rules::check_job(new).map_err(Error::Refused)?;
+    let (id, selection) = (new.id.to_bytes(), to_json(&new.selection));
+    let ReplayPace { rate, concurrency, canary, pause_above } = new.pace;
+    let with = [
+        id.into(),
+        selection.as_str().into(),
+        new.mode.as_str().into(),
+        (&new.reason).into(),
+        new.by.as_str().into(),
+        rate.into(),
+        i64::from(concurrency).into(),
+        i64::from(canary).into(),
+        pause_above.into(),
+    ];
+    if db.run(D::SQL.add_job, &with).await? == 0 {
+        // Another process made it at the same moment.
+        return job(db, new.id).await;
+    }
+    let planned = plan(db, &new.selection, new.mode, targets).await?;
+    db.add_items(new.id, &planned).await?;
+    end(db, vec![id]).await?;
+    job(db, new.id).await
+}
+
+pub(crate) async fn order<D: Database>(
+    db: &mut D,
+    id: JobId,
+    order: JobOrder,
+    note: &str,
+    line: &AuditLine,
+) -> Result<JobRecord, D::Fault> {
+    let held = hold(db, id).await?;
+    let Some((state, pace)) = rules::order(&held, order)? else { return Ok(held) };
+    let id_bytes = id.to_bytes();
+    if let Some(ReplayPace { rate, concurrency, canary, pause_above }) = pace {
+        let (concurrency, canary) = (i64::from(concurrency), i64::from(canary));
+        let with = [id_bytes.into(), rate.into(), concurrency.into(), canary.into(), pause_above.into()];
+        db.run(super::SET_PACE, &with).await?;
+    }
+    db.run(D::SQL.set_job_state, &[id_bytes.into(), state.as_str().into(), note.into()]).await?;
+    audit(db, line).await?;
+    job(db, id).await
 }

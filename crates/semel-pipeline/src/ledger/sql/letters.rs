@@ -1,13 +1,16 @@
-//! Dead letters: looking at them.
+//! Dead letters: looking at them, and what people do with them.
 
 use semel::time::Timestamp;
 
 use super::page::before;
-use super::reading::{self, is_wanted};
-use super::{Columns, Database, FromRow, Value};
+use super::reading::{self, audit, is_wanted};
+use super::writing::Writing;
+use super::{Columns, Database, FromRow, Value, not_found};
+use crate::delivery::DeliveryState;
+use crate::event::NewEvent;
 use crate::id::LetterId;
-use crate::ledger::{LetterFilter, Page, Paged};
-use crate::letter::{Cause, FailureGroup, Letter, LetterStory, Signature, Status};
+use crate::ledger::{AuditLine, LetterFilter, Page, Paged, rules};
+use crate::letter::{Cause, FailureGroup, Letter, LetterStory, NewLetter, Signature, Status};
 
 pub(crate) async fn story<D: Database>(db: &mut D, id: LetterId) -> Result<Option<LetterStory>, D::Fault> {
     let found: Option<(i64, Letter)> = db.first(D::SQL.letter, &[id.to_bytes().into()]).await?;
@@ -16,7 +19,7 @@ pub(crate) async fn story<D: Database>(db: &mut D, id: LetterId) -> Result<Optio
         Some(delivery) => reading::attempts(db, delivery).await?,
         None => Vec::new(),
     };
-    let copies = db.rows(D::SQL.copies, &[id.to_bytes().into()]).await?;
+    let copies = db.rows(super::COPIES, &[id.to_bytes().into()]).await?;
     Ok(Some(LetterStory { letter, attempts, copies }))
 }
 
@@ -54,7 +57,7 @@ pub(crate) async fn unmirrored<D: Database>(
 
 pub(crate) async fn mirrored<D: Database>(db: &mut D, letters: &[LetterId]) -> Result<(), D::Fault> {
     let ids = letters.iter().map(|letter| letter.to_bytes()).collect();
-    db.first::<()>(D::SQL.mirrored, &[Value::Ids(ids)]).await.map(drop)
+    db.run(D::SQL.mirrored, &[Value::Ids(ids)]).await.map(drop)
 }
 
 /// The letters of a group in one status.
@@ -83,7 +86,7 @@ pub(crate) async fn groups<D: Database>(
     let LetterFilter { status, tenant, target, signature } = filter;
     let with = [status.map(Status::as_str).into(), tenant.into(), target.into(), signature.into()];
     let mut groups: Vec<GroupPart> = Vec::new();
-    for part in db.rows::<GroupPart>(D::SQL.groups, &with).await? {
+    for part in db.rows::<GroupPart>(super::GROUPS, &with).await? {
         let one = part.group;
         match groups.last_mut() {
             Some(GroupPart { group, newest })
@@ -103,4 +106,53 @@ pub(crate) async fn groups<D: Database>(
     let mut groups: Vec<FailureGroup> = groups.into_iter().map(|part| part.group).collect();
     groups.sort_by_key(|group| std::cmp::Reverse(group.counts.iter().map(|(_, count)| *count).sum::<u64>()));
     Ok(groups)
+}
+
+pub(crate) async fn put<D: Writing>(db: &mut D, letters: &[NewLetter]) -> Result<Vec<LetterId>, D::Fault> {
+    for letter in letters {
+        D::check_text("the tenant", &letter.tenant)?;
+        D::check_text("the name of a stream", &letter.source.stream)?;
+        D::check_text("the id of a message", &letter.source.message)?;
+    }
+    db.put_letters(letters).await
+}
+
+/// The status of a letter that must be there, and the state of its delivery.
+async fn hold<D: Database>(db: &mut D, id: LetterId) -> Result<(Status, Option<DeliveryState>), D::Fault> {
+    let found = db.first(D::SQL.hold_letter, &[id.to_bytes().into()]).await?;
+    Ok(found.ok_or_else(|| not_found("dead letter", id))?)
+}
+
+pub(crate) async fn discard<D: Writing>(db: &mut D, id: LetterId, line: &AuditLine) -> Result<(), D::Fault> {
+    let (status, _) = hold(db, id).await?;
+    let Some(next) = rules::discard(id, status)? else { return Ok(()) };
+    db.set_letter(id, status, next).await?;
+    audit(db, line).await
+}
+
+pub(crate) async fn restore<D: Writing>(db: &mut D, id: LetterId, line: &AuditLine) -> Result<(), D::Fault> {
+    let (status, delivery) = hold(db, id).await?;
+    let Some(next) = rules::restore(id, status, delivery)? else { return Ok(()) };
+    db.set_letter(id, status, next).await?;
+    audit(db, line).await
+}
+
+pub(crate) async fn edit<D: Writing>(
+    db: &mut D,
+    id: LetterId,
+    copy: &NewEvent,
+    line: &AuditLine,
+) -> Result<LetterId, D::Fault> {
+    D::check_event(copy)?;
+    hold(db, id).await?;
+    let target = rules::target_of_copy(copy)?;
+    let Some(made) = db.copy_letter(id, copy, target).await? else {
+        let with = [copy.id.to_bytes().into(), id.to_bytes().into()];
+        let found: Option<Option<LetterId>> = db.first(D::SQL.letter_of_copy, &with).await?;
+        let made = found.ok_or_else(rules::key_of_copy_is_taken)?;
+        return Ok(made.ok_or_else(|| rules::id_of_copy_is_taken(copy.id))?);
+    };
+    db.run(D::SQL.touch_letter, &[id.to_bytes().into()]).await?;
+    audit(db, line).await?;
+    Ok(made)
 }

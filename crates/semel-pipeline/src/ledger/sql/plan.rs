@@ -81,7 +81,7 @@ async fn of_letters<D: Database>(db: &mut D, letters: &[LetterId]) -> Result<Vec
         found.iter().any(|found| found.letter.as_ref().is_some_and(|(id, ..)| id == letter))
     };
     let Some(missing) = letters.iter().find(|letter| !is_found(letter)) else { return Ok(found) };
-    let there: Option<()> = db.first(D::SQL.letter_exists, &[missing.to_bytes().into()]).await?;
+    let there: Option<()> = db.first(super::LETTER_EXISTS, &[missing.to_bytes().into()]).await?;
     let refusal = match there {
         None => not_found("dead letter", missing),
         Some(()) => Error::Refused(format!(
@@ -98,7 +98,7 @@ async fn of_event<D: Database>(
     targets: &[String],
 ) -> Result<Vec<Candidate>, D::Fault> {
     let with = [id.to_bytes().into(), id.kind().as_str().into()];
-    if db.first::<()>(D::SQL.event_exists, &with).await?.is_none() {
+    if db.first::<()>(super::EVENT_EXISTS, &with).await?.is_none() {
         return Err(not_found("event", id).into());
     }
     let all: Vec<Candidate> = db.rows(D::SQL.candidates_of_event, &[id.to_bytes().into()]).await?;

@@ -127,7 +127,7 @@ pub(crate) async fn find_events<D: Database>(
 pub(crate) async fn audit<D: Database>(db: &mut D, line: &AuditLine) -> Result<(), D::Fault> {
     let AuditLine { who, action, subject, reason } = line;
     let with = [who.as_str().into(), action.as_str().into(), subject.as_str().into(), reason.as_str().into()];
-    db.first::<()>(D::SQL.audit, &with).await.map(drop)
+    db.run(D::SQL.audit, &with).await.map(drop)
 }
 
 pub(crate) async fn audit_log<D: Database>(
@@ -137,7 +137,7 @@ pub(crate) async fn audit_log<D: Database>(
 ) -> Result<Paged<Audited>, D::Fault> {
     let mut with = vec![before(page)?.into(), exactly(page).into()];
     with.extend(subject.map(Value::from));
-    let sql = if subject.is_some() { D::SQL.audit_log_of } else { D::SQL.audit_log };
+    let sql = if subject.is_some() { super::AUDIT_LOG_OF } else { super::AUDIT_LOG };
     db.page(sql, &with, page, |number, _| number.to_string(), |_| true).await
 }
 

@@ -7,10 +7,10 @@ use semel::fingerprint::Fingerprint;
 use semel::key::{Hint, KeyId};
 
 use super::{Columns, FromRow};
-use crate::delivery::{AttemptClass, Delivery, DeliveryAttempt, DeliveryState, Ending};
-use crate::event::{Dedupe, Event, NewEvent, Notes, Trace};
+use crate::delivery::{self, AttemptClass, Delivery, DeliveryAttempt, DeliveryState, Ending, Holding, Work};
+use crate::event::{Dedupe, Event, Generation, NewEvent, Notes, Trace};
 use crate::id::{DeliveryId, EventId, JobId, LetterId};
-use crate::ledger::{AuditLine, Audited};
+use crate::ledger::{AuditLine, Audited, KeyHolder, KeyState};
 use crate::letter::{Cause, Letter, Signature, SourceMessage, Status};
 use crate::replay::{Counts, ItemState, JobItem, JobRecord, JobState, NewJob, ReplayMode, ReplayPace};
 
@@ -48,6 +48,48 @@ impl FromRow for Event {
         let (accepted_at, version) = (columns.time()?, columns.count()?);
         let changes = columns.count::<u64>()?.max(new.notes.take_changes());
         Ok(Event { new, accepted_at, version, changes })
+    }
+}
+
+impl FromRow for KeyState {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        let generation = Generation::new(columns.count()?);
+        let event = columns.event_id_or_none()?;
+        let fingerprint = columns.id_or_none()?.map(Fingerprint::from_bytes);
+        let expired = columns.flag()?;
+        let holder =
+            event.zip(fingerprint).map(|(event, fingerprint)| KeyHolder { event, fingerprint, expired });
+        Ok(Self { generation, holder })
+    }
+}
+
+/// A delivery that was taken, or nothing.
+impl FromRow for Option<Work> {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        let Some(delivery) = columns.id_or_none()?.map(DeliveryId::from_bytes) else { return Ok(None) };
+        let event = columns.event_id()?;
+        let (target, tenant, event_type) = (columns.text()?, columns.text()?, columns.text()?);
+        let (payload, content_type, headers) = (columns.bytes()?, columns.text()?, columns.json()?);
+        let (attempt, crashes, epoch) = (columns.count()?, columns.count()?, columns.count()?);
+        let request_id = delivery::request_id(delivery, columns.count()?);
+        Ok(Some(Work {
+            holding: Holding { delivery, token: u128::from_be_bytes(columns.id()?) },
+            event,
+            target,
+            tenant,
+            event_type,
+            payload,
+            content_type,
+            headers,
+            attempt,
+            crashes,
+            epoch,
+            request_id,
+            job: columns.id_or_none()?.map(JobId::from_bytes),
+            trace: Trace { request_id: columns.text_or_none()?, traceparent: columns.text_or_none()? },
+            accepted_at: columns.time()?,
+            expired: columns.flag()?,
+        }))
     }
 }
 

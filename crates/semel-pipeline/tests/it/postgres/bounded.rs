@@ -10,7 +10,7 @@ use super::{ask, event, open};
 /// How often rows of the table were touched so far: by scans of the table, and by way of an index.
 fn touched(server: &Postgres) -> (u64, u64, u64) {
     let row = server
-        .sql("SELECT coalesce(seq_tup_read, 0), coalesce(idx_tup_fetch, 0), n_tup_upd FROM pg_stat_user_tables WHERE relid = 'semel.delivery'::regclass")
+        .sql("SELECT coalesce(seq_tup_read, 0), coalesce(idx_tup_fetch, 0), n_tup_upd FROM pg_stat_user_tables WHERE relid = 'semel.ledger_delivery'::regclass")
         .expect("numbers");
     let numbers: Vec<u64> = row.split('|').map(|number| number.parse().expect("a number")).collect();
     (numbers[0], numbers[1], numbers[2])
@@ -28,8 +28,8 @@ async fn a_take_is_bounded() {
     let fill = |target: &str, tenant: &str, lane: &str, state: &str, waits: &str, due: &str, rows: u64| {
         server
             .sql(&format!(
-                "INSERT INTO semel.delivery (id, event, target, tenant, lane, state, waits, due_at, created_at) \
-                 SELECT decode(lpad(to_hex(nextval('fill')), 32, '0'), 'hex'), (SELECT id FROM semel.event LIMIT 1), \
+                "INSERT INTO semel.ledger_delivery (id, event, target, tenant, lane, state, waits, due_at, created_at) \
+                 SELECT decode(lpad(to_hex(nextval('fill')), 32, '0'), 'hex'), (SELECT id FROM semel.ledger_event LIMIT 1), \
                  '{target}', {tenant}, {lane}, '{state}', {waits}, now() + {due}, now() FROM generate_series(1, {rows}) AS n"
             ))
             .expect("rows");

@@ -75,7 +75,10 @@ async fn accepted_events_survive_a_killed_server() {
         let told = insist(|| ledger.deliveries_of(*id)).await;
         assert_eq!(told.len(), 1, "{id} has one delivery");
     }
-    assert_eq!(server.sql("SELECT count(*) FROM semel.event").expect("a count"), all.len().to_string());
+    assert_eq!(
+        server.sql("SELECT count(*) FROM semel.ledger_event").expect("a count"),
+        all.len().to_string()
+    );
 }
 
 // crash_recovery, backend_killed
@@ -109,7 +112,7 @@ async fn work_survives_a_killed_server() {
         }));
     }
     troubles.await.expect("the server lives");
-    let left = "SELECT count(*) FROM semel.delivery WHERE state <> 'done'";
+    let left = "SELECT count(*) FROM semel.ledger_delivery WHERE state <> 'done'";
     let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     while server.sql(left).expect("a count") != "0" {
         assert!(tokio::time::Instant::now() < deadline, "everything is delivered in the end");
@@ -126,6 +129,6 @@ async fn work_survives_a_killed_server() {
         let told = insist(|| ledger.delivery(*id)).await.expect("it is there");
         assert_eq!(told.delivery.state, DeliveryState::Done);
     }
-    let doubles = "SELECT count(*) FROM (SELECT delivery FROM semel.attempt WHERE class = 'success' GROUP BY 1 HAVING count(*) > 1) AS d";
+    let doubles = "SELECT count(*) FROM (SELECT delivery FROM semel.ledger_attempt WHERE class = 'success' GROUP BY 1 HAVING count(*) > 1) AS d";
     assert_eq!(server.sql(doubles).expect("a count"), "0");
 }

@@ -18,7 +18,7 @@ const LEASE: Duration = Duration::from_secs(1);
 /// How long the one lease still stands, in ms; `None` where nothing is taken.
 fn lease_left(server: &Postgres) -> Option<i64> {
     let sql = "SELECT (extract(epoch FROM lease_until - clock_timestamp()) * 1000)::bigint \
-               FROM semel.delivery WHERE state = 'running'";
+               FROM semel.ledger_delivery WHERE state = 'running'";
     server.sql(sql).expect("a number").parse().ok()
 }
 
@@ -93,7 +93,7 @@ async fn a_pool_that_is_used_up_does_not_lose_leases() {
     ledger.accept(vec![event("crm", "")]).await.expect("it is accepted");
     wait::until("it is taken", PATIENCE, || lease_left(&server).is_some()).expect("it is taken");
     // Accepts wait for a table that somebody has locked, each with its connection.
-    let lock = "BEGIN; LOCK TABLE semel.event IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(60)";
+    let lock = "BEGIN; LOCK TABLE semel.ledger_event IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(60)";
     let locker = Arc::clone(&server);
     let locked = tokio::task::spawn_blocking(move || locker.sql(lock));
     let asleep = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";

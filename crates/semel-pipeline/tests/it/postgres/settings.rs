@@ -45,7 +45,7 @@ async fn many_open_an_empty_database_at_once() {
     for one in opened {
         one.await.expect("all of them can be opened");
     }
-    assert_eq!(server.sql("SELECT count(*) FROM semel.event").expect("a count"), "4");
+    assert_eq!(server.sql("SELECT count(*) FROM semel.ledger_event").expect("a count"), "4");
 }
 
 // migration_live
@@ -72,7 +72,7 @@ async fn ids_in_the_views_are_those_of_the_api() {
         server.sql("SELECT event, state FROM semel.deliveries").expect("a row"),
         format!("{id}|queued")
     );
-    let found = format!("SELECT tenant FROM semel.event WHERE id = semel.id_bytes('{id}')");
+    let found = format!("SELECT tenant FROM semel.ledger_event WHERE id = semel.id_bytes('{id}')");
     assert_eq!(server.sql(&found).expect("a row"), "acme");
     assert_eq!(server.sql("SELECT count(*) FROM semel.dead_letters, semel.replay_jobs").expect("a row"), "0");
 }

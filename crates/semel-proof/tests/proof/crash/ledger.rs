@@ -206,7 +206,7 @@ async fn counts_agree(ledger: &EmbeddedLedger) {
     let totals = ledger.totals().await.expect("they can be read");
     let counted = ledger.store().read(|connection| {
         let mut statement =
-            connection.prepare("SELECT target, state, count(*) FROM ledger_deliveries GROUP BY 1, 2")?;
+            connection.prepare("SELECT target, state, count(*) FROM ledger_delivery GROUP BY 1, 2")?;
         let rows = statement.query_map([], |row| {
             Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, u32>(2)?))
         })?;

@@ -8,7 +8,7 @@ use axum::extract::State;
 use schemars::JsonSchema;
 use semel_pipeline::id::EventId;
 use semel_pipeline::ledger::{AuditLine, Change};
-use semel_pipeline::trigger::{RunKey, RunLocation};
+use semel_triggers::trigger::{RunKey, RunLocation};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 

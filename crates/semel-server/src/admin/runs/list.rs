@@ -95,7 +95,7 @@ async fn buffered(
     page: ledger::Page,
 ) -> Result<RunPage, Refusal> {
     let mut tenants = Vec::new();
-    let Some(burst) = pipeline.intake.triggers.burst_at_hand()? else {
+    let Some(burst) = pipeline.intake.triggers.connected_burst()? else {
         return Ok(RunPage::Buffer { items: Vec::new(), next: None, tenants });
     };
     for name in burst.buffer.tenants().await? {

@@ -152,7 +152,7 @@ pub(super) async fn database_down(ground: &mut DrillEnvironment) -> anyhow::Resu
     settled(&server).await?;
     ground.same("the same process delivered all of them, each once", &target.effects(), &RUNS);
     if let Some(postgres) = &ground.postgres {
-        let (rows, keys) = ("count(*) FROM event", "count(DISTINCT dedupe) FROM event");
+        let (rows, keys) = ("count(*) FROM ledger_event", "count(DISTINCT dedupe) FROM ledger_event");
         let (rows, keys) = (postgres.count(rows).await?, postgres.count(keys).await?);
         let all = i64::try_from(RUNS).unwrap_or(i64::MAX);
         ground.check("the database contains each once", rows == all && keys == all, format!("{rows} rows"));

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use semel_pipeline::gate::Why;
+use semel_triggers::gate::GateReason;
 
 use super::text::MetricsText;
 use crate::intake::RunningIntake;
@@ -36,7 +36,9 @@ pub(super) fn write(text: &mut MetricsText, intake: &RunningIntake) {
     let ways = [("ledger", &triggers.direct), ("buffer", &triggers.buffered)];
     family(text, "semel_triggers_total", "Triggers, by destination.", "to", &ways);
     if let Some(burst) = intake.triggers.burst() {
-        let decisions = Why::ALL.into_iter().map(|why| ([why.as_str()], burst.gate.counters().count(why)));
+        let decisions = GateReason::ALL
+            .into_iter()
+            .map(|reason| ([reason.as_str()], burst.gate.counters().count(reason)));
         let help = "Decisions of the gate, by reason.";
         text.counters("semel_gate_decisions_total", help, ["reason"], decisions);
         let help = "Triggers waiting for another one with the same key.";

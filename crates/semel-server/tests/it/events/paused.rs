@@ -42,7 +42,7 @@ fn publish(admin: &Http, number: usize, delay: Option<&str>) {
 }
 
 fn running(postgres: &Postgres) -> usize {
-    let sql = "SELECT count(*) FROM semel.delivery WHERE state = 'running'";
+    let sql = "SELECT count(*) FROM semel.ledger_delivery WHERE state = 'running'";
     postgres.sql(sql).unwrap().parse().unwrap()
 }
 
@@ -76,8 +76,8 @@ fn a_server_paused_before_it_sends_leaves_the_delivery_to_others() {
     let paused = start(&config(folder.path(), "paused.toml", &through, &sink.url(), ""));
     publish(&paused.admin(), 1, Some("3s"));
     // Somebody writes the same attempt, and does not commit: the take waits in the server until that is undone.
-    let same = "BEGIN; INSERT INTO semel.attempt (delivery, number, worker, epoch, started_at) \
-                SELECT id, 1, 'nobody', 0, now() FROM semel.delivery; SELECT pg_sleep(60)";
+    let same = "BEGIN; INSERT INTO semel.ledger_attempt (delivery, number, worker, epoch, started_at) \
+                SELECT id, 1, 'nobody', 0, now() FROM semel.ledger_delivery; SELECT pg_sleep(60)";
     std::thread::scope(|scope| {
         let written = scope.spawn(|| postgres.sql(same));
         let waits = |query: &str| {

@@ -157,7 +157,7 @@ fn a_message_that_kills_its_worker_is_set_aside_alone() {
             assert!(*restarts <= most, "it is killed again and again");
             target.put(Semel::with_config(&file, &[]));
         }
-        let sql = "SELECT count(*) FROM semel.delivery WHERE state IN ('done', 'dlq')";
+        let sql = "SELECT count(*) FROM semel.ledger_delivery WHERE state IN ('done', 'dlq')";
         postgres.sql(sql).unwrap() == (poisons + others).to_string()
     };
     let patience = PATIENCE + Duration::from_secs(5) * u32::try_from(others).unwrap();

@@ -92,7 +92,7 @@ impl Drop for Driver {
 }
 
 /// Where the clients are installed.
-pub(super) fn installed() -> PathBuf {
+pub(crate) fn installed() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it is in the target folder");
     let folder = target.join("clients");
     let ready = folder.join("made-of").exists();

@@ -94,7 +94,7 @@ fn async_works_on_a_runtime_without_timers() {
 #[test]
 fn run_outside_of_a_runtime_says_what_to_do() {
     let engine = build(Engine::builder(MemoryStore::new()));
-    let error = block_on::block_on(Effect::quick().once(&engine)).unwrap_err();
+    let error = crate::block_on::block_on(Effect::quick().once(&engine)).unwrap_err();
     assert!(matches!(error, RunError::NoRuntime));
     assert!(error.to_string().contains("run_blocking"));
 }

@@ -14,11 +14,11 @@ use super::clock::StepWatch;
 use super::fault::Faults;
 use super::folder::{LockedFolder, setup};
 use super::header::{self, Shutdown};
-use super::queue::JobQueue;
 use super::reader::Readers;
 use super::schema::{self, ConnectionRole, Layout};
 use super::table;
 use super::writer::{Writer, WriterShared};
+use crate::batch::BatchQueue;
 use crate::store::local::Local;
 use crate::store::{Error, ErrorKind};
 use crate::time::{Clock, SystemClock};
@@ -131,7 +131,7 @@ impl EmbeddedBuilder {
         let readers = Readers::open(&database).map_err(sql)?;
         schema::tidy_on_close(&connection).map_err(sql)?;
         let shared = Arc::new(WriterShared {
-            queue: JobQueue::new(self.queue_limit),
+            queue: BatchQueue::new(self.queue_limit),
             local: Local::default(),
             clock: self.clock,
             faults,

@@ -12,9 +12,9 @@ use super::clock::StepWatch;
 use super::fault::{self, BatchFault, Damage, Faults};
 use super::folder::LockedFolder;
 use super::job::{ClosureJob, Job, Ordered, PendingCommit, Writing};
-use super::queue::{JobQueue, Refused, TakenJobs};
 use super::schema;
 use super::table::RowError;
+use crate::batch::{BatchQueue, QueueRefusal, Waited};
 use crate::key::KeyId;
 use crate::record::{Command, Fence, Ruling};
 use crate::store::Error;
@@ -24,7 +24,7 @@ use crate::time::Clock;
 /// The state that the writer and the callers share.
 #[derive(Debug)]
 pub(super) struct WriterShared {
-    pub(super) queue: JobQueue<Job>,
+    pub(super) queue: BatchQueue<Job>,
     pub(super) local: Local,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) faults: Faults,
@@ -59,8 +59,8 @@ impl WriterShared {
         self.check_poison()?;
         self.queue.push(job).map_err(|refused| {
             match refused {
-                Refused::Overloaded(waiting) => self.faults.overloaded(waiting),
-                Refused::Closed => self.faults.closed(),
+                QueueRefusal::Overloaded(waiting) => self.faults.overloaded(waiting),
+                QueueRefusal::Closed => self.faults.closed(),
             }
             .into()
         })
@@ -128,14 +128,14 @@ impl Writer {
         let _closing = ClosedQueue(Arc::clone(&self.shared));
         let mut batch = Vec::new();
         loop {
-            match self.shared.queue.take(&mut batch, BATCH, self.log.patience()) {
-                TakenJobs::Jobs => {
+            match self.shared.queue.wait(&mut batch, BATCH, self.log.patience()) {
+                Waited::Items => {
                     self.steps.look(&self.shared.clock);
                     self.commit(&mut batch);
                     self.checkpoint(Load::Busy);
                 }
-                TakenJobs::Nothing => self.checkpoint(Load::Quiet),
-                TakenJobs::Ended => break,
+                Waited::Nothing => self.checkpoint(Load::Quiet),
+                Waited::Ended => break,
             }
         }
         self.close();

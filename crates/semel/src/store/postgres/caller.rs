@@ -6,7 +6,6 @@ use sqlx::PgConnection;
 
 use super::PostgresStore;
 use super::columns::{Swap, SwapColumns};
-use super::fault::Fault;
 use super::row::{self, PgRowError, Stored};
 use crate::key::KeyId;
 use crate::record::{self, Command, Fence, Ruling};
@@ -23,8 +22,9 @@ impl PostgresStore {
         command: &Command,
     ) -> Result<Option<Ruling>, Error> {
         let settings = Arc::clone(&self.shared.settings);
-        let explain = |error: PgRowError| Error::from(Fault::row(&settings.target, &error));
-        let Some(Stored { record, version, now, .. }) = self.hold(transaction, id).await.map_err(explain)?
+        let explain = |error: PgRowError| Error::from(settings.explain_row(&error));
+        let Some(Stored { record, version, now, .. }) =
+            self.lock_record(transaction, id).await.map_err(explain)?
         else {
             return Ok(None);
         };
@@ -41,7 +41,7 @@ impl PostgresStore {
                 judged_until: Timestamp::from_micros(i64::MAX as u64),
                 version: rand::random(),
                 record: changed,
-                wake: super::StoreShared::wakes(command),
+                wake: super::StoreShared::wakes_waiters(command),
                 invalidate: false,
             };
             let mut columns = SwapColumns::default();
@@ -58,7 +58,11 @@ impl PostgresStore {
         Ok(Some(ruling))
     }
 
-    async fn hold(&self, transaction: &mut PgConnection, id: KeyId) -> Result<Option<Stored>, PgRowError> {
+    async fn lock_record(
+        &self,
+        transaction: &mut PgConnection,
+        id: KeyId,
+    ) -> Result<Option<Stored>, PgRowError> {
         let query =
             self.shared.settings.query(&self.shared.settings.statements.lock).bind(id.as_bytes().as_slice());
         let row = query.fetch_optional(transaction).await?;
@@ -67,6 +71,6 @@ impl PostgresStore {
 
     /// Translates the error of Semel's statement in the caller's transaction.
     pub(crate) fn explain(&self, error: &sqlx::Error) -> Error {
-        Fault::statement(&self.shared.settings.target, error).into()
+        self.shared.settings.explain(error).into()
     }
 }

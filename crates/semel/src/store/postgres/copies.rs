@@ -4,11 +4,11 @@
 //! (`number`). Every forget and re-execute begins a new generation in its own transaction, in every process, with or
 //! without copies. Without a store in front there is no row and no cost.
 
+use semel_postgres::PostgresError;
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use super::PostgresStore;
-use super::fault::Fault;
 use super::row::PgRowError;
 use super::shared::StoreShared;
 use crate::record::DecodeError;
@@ -32,7 +32,7 @@ impl PostgresStore {
     /// Reads the generation of copies; the first call creates it.
     pub(in crate::store) async fn copies(&self) -> Result<Copies, Error> {
         let shared = std::sync::Arc::clone(&self.shared);
-        self.on_thread(async move {
+        self.run_on_thread(async move {
             let read = async || {
                 let query = shared.settings.query(&shared.settings.statements.read_copies);
                 first(&shared.fetch(query).await?)
@@ -44,7 +44,7 @@ impl PostgresStore {
                 }
                 found => found,
             };
-            settled(&shared, found)
+            require_copies(&shared, found)
         })
         .await
     }
@@ -52,11 +52,11 @@ impl PostgresStore {
     /// Begins a new generation: every existing copy becomes outdated.
     pub(in crate::store) async fn begin_generation(&self) -> Result<Copies, Error> {
         let shared = std::sync::Arc::clone(&self.shared);
-        self.on_thread(async move {
+        self.run_on_thread(async move {
             keep(&shared).await.map_err(|error| explain(&shared, &error.into()))?;
             let query = shared.settings.query(&shared.settings.statements.renew_copies);
             let rows = shared.fetch(query).await.map_err(|error| explain(&shared, &error.into()))?;
-            settled(&shared, first(&rows))
+            require_copies(&shared, first(&rows))
         })
         .await
     }
@@ -83,11 +83,14 @@ fn first(rows: &[PgRow]) -> Result<Option<Copies>, PgRowError> {
     }))
 }
 
-fn settled(shared: &StoreShared, found: Result<Option<Copies>, PgRowError>) -> Result<Copies, Fault> {
+fn require_copies(
+    shared: &StoreShared,
+    found: Result<Option<Copies>, PgRowError>,
+) -> Result<Copies, PostgresError> {
     let found = found.map_err(|error| explain(shared, &error))?;
     found.ok_or_else(|| explain(shared, &sqlx::Error::RowNotFound.into()))
 }
 
-fn explain(shared: &StoreShared, error: &PgRowError) -> Fault {
-    Fault::row(&shared.settings.target, error)
+fn explain(shared: &StoreShared, error: &PgRowError) -> PostgresError {
+    shared.settings.explain_row(error)
 }

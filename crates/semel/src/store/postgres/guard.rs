@@ -17,13 +17,14 @@ use super::columns::{Swap, SwapColumns};
 use super::judge::next_edge;
 use super::row::{self, PgRowError};
 use super::shared::StoreShared;
+use crate::backoff::Backoff;
 use crate::key::KeyId;
 use crate::record::{self, Command, Fence, Grant, Ruling};
 use crate::sync::Mutex;
 
-/// The first check, soon after the call has returned, and the longest pause between two checks: how long a
+/// The waits before checks: the first one comes soon after the call has returned, and the longest is how long a
 /// rolled-back key may stay claimed.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(128));
+const WAITS: Backoff = Backoff::new(Duration::from_millis(4), Duration::from_millis(128));
 
 /// A claim that its caller will commit or roll back, or has left behind. Created once the claim is won. After it is
 /// dropped, the claim is given back if nothing locks it and nothing came of it.
@@ -48,7 +49,7 @@ struct ClaimLookup {
     grant: Grant,
     lease_until: Instant,
     at: Instant,
-    pause: Duration,
+    backoff: Backoff,
 }
 
 impl PostgresStore {
@@ -60,9 +61,10 @@ impl PostgresStore {
 
 impl Drop for Parting {
     fn drop(&mut self) {
-        let pause = PAUSES.0;
+        let mut backoff = WAITS;
+        let at = Instant::now() + backoff.next_wait();
         let (id, grant, lease_until) = (self.id, self.grant, self.lease_until);
-        let look = ClaimLookup { id, grant, lease_until, at: Instant::now() + pause, pause };
+        let look = ClaimLookup { id, grant, lease_until, at, backoff };
         self.shared.parted.fresh.lock().push(look);
         self.shared.parted.came.notify_one();
     }
@@ -95,8 +97,7 @@ pub(super) async fn release_what_was_rolled_back(shared: Arc<StoreShared>) {
         };
         for mut look in due {
             if standing.contains(&look.id) {
-                look.pause = (look.pause * 2).min(PAUSES.1);
-                look.at = Instant::now() + look.pause;
+                look.at = Instant::now() + look.backoff.next_wait();
                 open.push(look);
             } else {
                 shared.wakeups.wake(look.id);

@@ -110,7 +110,7 @@ impl Group {
         let ruling = record::apply(&mut record, &first.command, now, below);
         let record = record.expect("a claim of an unknown key is granted");
         if fence > floor {
-            first.tell(Ok(ruling));
+            first.answer(Ok(ruling));
         } else {
             // A sweep removed the key and raised the floor during the insert. No caller knows this fence yet, and
             // none may.
@@ -128,11 +128,11 @@ impl Group {
             if let Some(attempt) = item.attempt.take() {
                 if base.version == attempt.version {
                     // It was this process: the write with the unknown result has happened.
-                    shared.settled(item, attempt.ruling);
+                    shared.answer_known_write(item, attempt.ruling);
                     continue;
                 }
                 if base.version != attempt.seen && !repeatable(&item.command) {
-                    item.tell(Err(Error::new(
+                    item.answer(Err(Error::new(
                         ErrorKind::Ambiguous,
                         "the connection broke while the record was written, and another process changed it since; whether the command was executed is unknown",
                     )));
@@ -155,7 +155,7 @@ impl Group {
                 _ => {}
             }
             if let Ruling::Accepted { .. } = ruling {
-                wake |= StoreShared::wakes(&item.command);
+                wake |= StoreShared::wakes_waiters(&item.command);
                 invalidate |= matches!(item.command, Command::Forget(_) | Command::Reexecute);
             }
             self.rulings.push(ruling);
@@ -178,7 +178,7 @@ impl Group {
             _ => {
                 for (item, ruling) in self.items.into_iter().zip(self.rulings) {
                     shared.announce(item.id, &item.command, &ruling);
-                    item.tell(Ok(ruling));
+                    item.answer(Ok(ruling));
                 }
                 Judgement::Answered(Vec::new())
             }

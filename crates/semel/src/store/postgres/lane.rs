@@ -5,16 +5,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use semel_postgres::{Execution, PostgresError, Remedy};
 use sqlx::Row as _;
 use tokio::time::Instant;
 
 use super::columns::{self, ClaimColumns, SwapColumns, WriteColumns};
-use super::fault::{Cure, Fate, Fault};
 use super::judge::{Group, Judgement, KeyRuling};
 use super::link::OwnConnection;
 use super::queue::{CommandQueue, Item, Pace, UncertainWrite};
 use super::row::{self, RowAnswer, Stored};
 use super::shared::StoreShared;
+use crate::backoff::Backoff;
 use crate::key::KeyId;
 use crate::record::{Command, NewClaim, Ruling};
 
@@ -62,14 +63,15 @@ impl LaneTask {
     pub(super) async fn run(mut self) {
         let mut waiting: Vec<Item> = Vec::new();
         let mut pace = Pace::Busy;
+        let mut contended = Backoff::new(Duration::from_micros(1500), Duration::from_millis(24));
+        let mut failing = Backoff::new(Duration::from_millis(6), Duration::from_millis(96));
         loop {
-            self.queue.take(&mut waiting, BATCH);
-            if self.queue.is_closed() {
+            if !self.queue.items.take(&mut waiting, BATCH) {
                 break;
             }
             if waiting.is_empty() {
-                self.queue.rest(pace);
-                self.queue.arrival().await;
+                self.queue.note_pace(pace);
+                self.queue.items.arrival().await;
                 continue;
             }
             let before = waiting.len();
@@ -95,60 +97,58 @@ impl LaneTask {
             waiting = batch;
             self.give_up(&mut waiting, result.as_ref().err());
             match result {
-                Ok(()) if rest == 0 || waiting.len() < before => self.failures = 0,
+                Ok(()) if rest == 0 || waiting.len() < before => {
+                    self.failures = 0;
+                    contended.reset();
+                    failing.reset();
+                }
                 // Other processes were faster repeatedly: pause.
                 Ok(()) => {
-                    let queue = Arc::clone(&self.queue);
+                    self.failures += 1;
                     tokio::select! {
-                        () = self.pause(Duration::from_millis(1)) => {}
+                        () = contended.wait() => {}
                         // A new command is not affected by it.
-                        () = queue.arrival() => {}
+                        () = self.queue.items.arrival() => {}
                     }
                 }
-                Err(fault) if fault.cure == Cure::None => {}
-                Err(_) => self.pause(Duration::from_millis(4)).await,
+                Err(fault) if fault.remedy == Remedy::None => {}
+                Err(_) => {
+                    self.failures += 1;
+                    failing.wait().await;
+                }
             }
         }
         self.link.close().await;
     }
 
-    /// Grows with every failure and has jitter.
-    async fn pause(&mut self, first: Duration) {
-        self.failures = self.failures.saturating_add(1);
-        let longest = first.saturating_mul(1 << self.failures.min(5)).as_micros() as u64;
-        let pause = Duration::from_micros(longest / 2 + rand::random_range(0..=longest / 2));
-        tokio::time::sleep(pause).await;
-    }
-
-    fn failed(&mut self, fault: &Fault, batch: &mut Vec<Item>) {
-        if fault.fate == Fate::Unknown {
+    fn failed(&mut self, fault: &PostgresError, batch: &mut Vec<Item>) {
+        if fault.execution == Execution::Unknown {
             for item in batch.iter_mut() {
                 item.unheard = true;
             }
         }
-        match fault.cure {
-            Cure::Reconnect => {}
+        match fault.remedy {
+            Remedy::Reconnect => {}
             // One of them may be blocking all.
-            Cure::Again if self.failures < 2 || batch.len() == 1 => {}
-            Cure::Again => self.alone = batch.len(),
-            Cure::None if batch.len() > 1 => self.alone = batch.len(),
-            Cure::None => {
+            Remedy::Retry if self.failures < 2 || batch.len() == 1 => {}
+            Remedy::Retry => self.alone = batch.len(),
+            Remedy::None if batch.len() > 1 => self.alone = batch.len(),
+            Remedy::None => {
                 for item in batch.drain(..) {
-                    let error = if item.unheard { fault.ambiguous() } else { fault.clone().into() };
-                    item.tell(Err(error));
+                    item.fail(fault);
                 }
             }
         }
     }
 
     /// Answers the commands whose time is over.
-    fn give_up(&self, waiting: &mut Vec<Item>, fault: Option<&Fault>) {
+    fn give_up(&self, waiting: &mut Vec<Item>, fault: Option<&PostgresError>) {
         let now = Instant::now();
         let busy;
         let fault = match fault {
             Some(fault) => fault,
             None => {
-                busy = Fault::unavailable(format!(
+                busy = PostgresError::unavailable(format!(
                     "{}: other processes change the same record repeatedly; try again",
                     self.shared.settings.target
                 ));
@@ -156,13 +156,12 @@ impl LaneTask {
             }
         };
         for item in waiting.extract_if(.., |item| item.deadline <= now) {
-            let error = if item.unheard { fault.ambiguous() } else { fault.clone().into() };
-            item.tell(Err(error));
+            item.fail(fault);
         }
     }
 
     /// One try for all of `batch`; undecided commands stay in it.
-    async fn round(&mut self, batch: &mut Vec<Item>) -> Result<(), Fault> {
+    async fn round(&mut self, batch: &mut Vec<Item>) -> Result<(), PostgresError> {
         batch.sort_by_key(|item| item.id);
         let mut known = match self.lane {
             Lane::Claims => {
@@ -192,8 +191,7 @@ impl LaneTask {
         match refusal {
             Some(refusal) => {
                 for item in unanswered {
-                    let error = if item.unheard { refusal.ambiguous() } else { refusal.clone().into() };
-                    item.tell(Err(error));
+                    item.fail(&refusal);
                 }
             }
             None => batch.append(&mut unanswered),
@@ -207,7 +205,7 @@ impl LaneTask {
         &mut self,
         id: KeyId,
         claim: &NewClaim,
-    ) -> Result<Option<HashMap<KeyId, KeyRuling>>, Fault> {
+    ) -> Result<Option<HashMap<KeyId, KeyRuling>>, PostgresError> {
         let shared = Arc::clone(&self.shared);
         let version = rand::random();
         let query = shared.settings.query(&shared.settings.statements.claim_one);
@@ -217,12 +215,12 @@ impl LaneTask {
             self.last = LoneClaimResult::Record;
             return Ok(None);
         };
-        let answer = row::inserted(row).map_err(|error| Fault::row(&shared.settings.target, &error))?;
+        let answer = row::inserted(row).map_err(|error| shared.settings.explain_row(&error))?;
         Ok(Some(HashMap::from([(id, answer.judged(version))])))
     }
 
     /// Inserts new records and reads the others. Inserted claims get their answer.
-    async fn claim(&mut self, batch: &[Item]) -> Result<HashMap<KeyId, KeyRuling>, Fault> {
+    async fn claim(&mut self, batch: &[Item]) -> Result<HashMap<KeyId, KeyRuling>, PostgresError> {
         match batch {
             // Another command used the same key, so the next claims may be concurrent too.
             [Item { refused: true, .. }] => self.last = LoneClaimResult::Record,
@@ -234,7 +232,7 @@ impl LaneTask {
             _ => {}
         }
         let shared = Arc::clone(&self.shared);
-        let explain = |error: &row::PgRowError| Fault::row(&shared.settings.target, error);
+        let explain = |error: &row::PgRowError| shared.settings.explain_row(error);
         let mut versions = HashMap::new();
         let rows = {
             let mut columns = ClaimColumns::default();
@@ -264,7 +262,7 @@ impl LaneTask {
     }
 
     /// The owner's fast path: complete, begin and renew under a valid lease.
-    async fn write(&mut self, batch: &mut Vec<Item>) -> Result<(), Fault> {
+    async fn write(&mut self, batch: &mut Vec<Item>) -> Result<(), PostgresError> {
         let shared = Arc::clone(&self.shared);
         let rows = {
             let mut columns = WriteColumns::default();
@@ -281,9 +279,8 @@ impl LaneTask {
         };
         let mut taken: HashMap<KeyId, Duration> = HashMap::with_capacity(rows.len());
         for row in &rows {
-            let id = row::id(row).map_err(|error| Fault::row(&shared.settings.target, &error))?;
-            let left: i64 =
-                row.try_get(1).map_err(|error| Fault::statement(&shared.settings.target, &error))?;
+            let id = row::id(row).map_err(|error| shared.settings.explain_row(&error))?;
+            let left: i64 = row.try_get(1).map_err(|error| shared.settings.explain(&error))?;
             taken.insert(id, Duration::from_micros(u64::try_from(left).unwrap_or(0)));
         }
         let mut rest = Vec::new();
@@ -297,7 +294,7 @@ impl LaneTask {
                     };
                     let ruling = Ruling::Accepted { lease_left };
                     shared.announce(item.id, &item.command, &ruling);
-                    item.tell(Ok(ruling));
+                    item.answer(Ok(ruling));
                 }
                 None => {
                     item.refused = true;
@@ -314,7 +311,7 @@ impl LaneTask {
         &mut self,
         batch: &[Item],
         wanted: impl Fn(&Item) -> bool,
-    ) -> Result<HashMap<KeyId, KeyRuling>, Fault> {
+    ) -> Result<HashMap<KeyId, KeyRuling>, PostgresError> {
         let firsts = batch.chunk_by(|a, b| a.id == b.id).map(|group| &group[0]).filter(|item| wanted(item));
         let ids: Vec<&[u8]> = firsts.map(|item| item.id.as_bytes().as_slice()).collect();
         if ids.is_empty() {
@@ -331,14 +328,14 @@ impl LaneTask {
         for row in &rows {
             let read =
                 |row| -> Result<(KeyId, Stored), row::PgRowError> { Ok((row::id(row)?, row::stored(row)?)) };
-            let (id, stored) = read(row).map_err(|error| Fault::row(&shared.settings.target, &error))?;
+            let (id, stored) = read(row).map_err(|error| shared.settings.explain_row(&error))?;
             known.insert(id, KeyRuling::Stored(stored));
         }
         Ok(known)
     }
 
     /// Writes the records that the rules changed, if no other process was faster.
-    async fn swap(&mut self, groups: Vec<Group>, batch: &mut Vec<Item>) -> Result<(), Fault> {
+    async fn swap(&mut self, groups: Vec<Group>, batch: &mut Vec<Item>) -> Result<(), PostgresError> {
         let shared = Arc::clone(&self.shared);
         let mut columns = SwapColumns::default();
         for group in &groups {
@@ -360,17 +357,17 @@ impl LaneTask {
                 for row in &rows {
                     match row::id(row) {
                         Ok(id) => drop(written.insert(id, ())),
-                        Err(error) => failed = Some(Fault::row(&shared.settings.target, &error)),
+                        Err(error) => failed = Some(shared.settings.explain_row(&error)),
                     }
                 }
             }
             Err(fault) => failed = Some(fault),
         }
         let held_for = HELD_FOR.min(shared.settings.patience / 2);
-        let unknown = failed.as_ref().is_some_and(|fault| fault.fate == Fate::Unknown);
+        let unknown = failed.as_ref().is_some_and(|fault| fault.execution == Execution::Unknown);
         for group in groups {
             if written.contains_key(&group.id) {
-                shared.written(group);
+                shared.answer_written(group);
                 continue;
             }
             let swap = group.swap.expect("only groups with a change are swapped");
@@ -386,7 +383,7 @@ impl LaneTask {
                     && !item.unheard
                     && matches!(item.command, Command::Claim(_))
                 {
-                    item.tell(Ok(Ruling::Busy { lease_left: HELD_HINT }));
+                    item.answer(Ok(Ruling::Busy { lease_left: HELD_HINT }));
                     continue;
                 }
                 batch.push(item);

@@ -13,14 +13,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use semel_postgres::Subscription;
 use sqlx::Row as _;
-use sqlx::postgres::{PgListener, PgPoolOptions};
 use tokio::sync::{Notify, oneshot};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::columns;
 use super::row;
 use super::shared::{StoreShared, TRUST};
+use crate::backoff::Backoff;
 use crate::hex;
 use crate::key::KeyId;
 use crate::store::Trust;
@@ -42,16 +43,11 @@ pub(super) struct Pulse {
 /// Listens until the runtime ends. `ready` is notified once it does.
 pub(super) async fn listen(shared: Arc<StoreShared>, pulse: Arc<Pulse>, ready: oneshot::Sender<()>) {
     let mut ready = Some(ready);
-    let mut pause = Duration::from_millis(10);
+    let mut backoff = Backoff::new(Duration::from_millis(15), Duration::from_millis(1500));
     loop {
-        let options = shared.settings.options.clone();
-        let pool = PgPoolOptions::new()
-            .max_connections(1)
-            .acquire_timeout(shared.settings.patience)
-            .connect_lazy_with(options);
-        match connect(&shared, &pool).await {
-            Ok(mut listener) => {
-                pause = Duration::from_millis(10);
+        match Subscription::open(&shared.settings, shared.channel()).await {
+            Ok(mut subscription) => {
+                backoff.reset();
                 // Messages from before the connection were missed.
                 shared.wakeups.wake_all();
                 pulse.listening.notify_one();
@@ -59,35 +55,27 @@ pub(super) async fn listen(shared: Arc<StoreShared>, pulse: Arc<Pulse>, ready: o
                     let _ = ready.send(());
                 }
                 tokio::select! {
-                    () = hear(&shared, &pulse, &mut listener) => {}
+                    () = receive(&shared, &pulse, &mut subscription) => {}
                     () = pulse.deaf.notified() => {}
                 }
+                subscription.close().await;
                 *pulse.until.lock() = None;
                 shared.trust(Trust::Unconfirmed);
                 tracing::warn!(target = %shared.settings.target, "wake-ups are lost: reconnecting, waiters poll");
             }
             Err(error) => tracing::debug!(%error, "the listener cannot connect yet"),
         }
-        let _ = timeout(Duration::from_millis(200), pool.close()).await;
-        sleep(pause + pause.mul_f64(rand::random())).await;
-        pause = (pause * 2).min(Duration::from_secs(1));
+        backoff.wait().await;
     }
 }
 
-async fn connect(shared: &StoreShared, pool: &sqlx::PgPool) -> Result<PgListener, sqlx::Error> {
-    let mut listener = PgListener::connect_with(pool).await?;
-    listener.eager_reconnect(false);
-    listener.listen(shared.channel()).await?;
-    Ok(listener)
-}
-
-async fn hear(shared: &Arc<StoreShared>, pulse: &Pulse, listener: &mut PgListener) {
-    while let Ok(Some(notification)) = listener.try_recv().await {
-        understand(shared, pulse, notification.payload());
+async fn receive(shared: &Arc<StoreShared>, pulse: &Pulse, subscription: &mut Subscription) {
+    while let Some(payload) = subscription.next().await {
+        handle_notification(shared, pulse, &payload);
     }
 }
 
-fn understand(shared: &Arc<StoreShared>, pulse: &Pulse, payload: &str) {
+fn handle_notification(shared: &Arc<StoreShared>, pulse: &Pulse, payload: &str) {
     let Some((&kind, rest)) = payload.as_bytes().split_first() else { return };
     match kind {
         b'w' => {
@@ -113,7 +101,7 @@ fn understand(shared: &Arc<StoreShared>, pulse: &Pulse, payload: &str) {
         b'a' => {
             let Some((nonce, process)) = rest.split_at_checked(16) else { return };
             if let (Some(nonce), Some(process)) = (hex::read::<8>(nonce), hex::read(process)) {
-                shared.acks.hear(i64::from_be_bytes(nonce), process);
+                shared.acks.receive(i64::from_be_bytes(nonce), process);
             }
         }
         b'h' => {
@@ -142,7 +130,7 @@ async fn acknowledge(shared: &StoreShared, nonce: [u8; 8]) {
 
 /// Proves that this process listens, while it has caches. Withdraws trust if it is not heard, or if the database has
 /// another secret.
-pub(super) async fn beat(shared: Arc<StoreShared>, pulse: Arc<Pulse>) {
+pub(super) async fn send_heartbeats(shared: Arc<StoreShared>, pulse: Arc<Pulse>) {
     let mut number: u64 = 0;
     loop {
         if let Err(fault) = shared.compare_secret().await {
@@ -152,7 +140,7 @@ pub(super) async fn beat(shared: Arc<StoreShared>, pulse: Arc<Pulse>) {
             number += 1;
             pulse.sent.lock().retain(|_, sent| sent.elapsed() < TRUST);
             pulse.sent.lock().insert(number, Instant::now());
-            if let Err(error) = appear(&shared, number).await {
+            if let Err(error) = announce_process(&shared, number).await {
                 tracing::debug!(%error, "could not send the heartbeat of the listener");
             }
         }
@@ -179,7 +167,7 @@ pub(super) async fn beat(shared: Arc<StoreShared>, pulse: Arc<Pulse>) {
 }
 
 /// Written before it is sent: a forget waits for this process from then on.
-async fn appear(shared: &StoreShared, number: u64) -> Result<(), sqlx::Error> {
+async fn announce_process(shared: &StoreShared, number: u64) -> Result<(), sqlx::Error> {
     let statements = &shared.settings.statements;
     let trust = columns::micros(TRUST);
     shared.appeared.store(true, Ordering::Release);

@@ -9,12 +9,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use semel_postgres::{Execution, PostgresError};
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 use tokio::time::{Instant, timeout};
 
-use super::builder::{Pooling, Settings};
+use super::Pooling;
+use super::builder::Settings;
 use super::columns;
-use super::fault::{Fate, Fault};
+use super::error::ambiguous;
 use super::link::OwnConnection;
 use super::queue::{CommandQueue, Item, Pace};
 use super::row::{self, RowAnswer};
@@ -43,7 +45,11 @@ impl Lone {
     }
 
     /// The fast path, if it is free and useful.
-    pub(super) fn pass(self: &Arc<Self>, shared: &StoreShared, claims: &CommandQueue) -> Option<LonePermit> {
+    pub(super) fn try_permit(
+        self: &Arc<Self>,
+        shared: &StoreShared,
+        claims: &CommandQueue,
+    ) -> Option<LonePermit> {
         if claims.pace() == Pace::Busy || shared.settings.pooling == Pooling::Transaction {
             return None;
         }
@@ -88,7 +94,7 @@ enum InsertResult {
     Ruled(Ruling),
     /// The lane continues, with this state.
     Left {
-        fault: Option<Fault>,
+        fault: Option<PostgresError>,
         above: Option<Fence>,
     },
 }
@@ -107,11 +113,11 @@ pub(super) async fn claim(
         InsertResult::Ruled(ruling) => return Ok(ruling),
         InsertResult::Left { fault, above } => (fault, above),
     };
-    let unheard = fault.as_ref().is_some_and(|fault| fault.fate == Fate::Unknown);
+    let unheard = fault.as_ref().is_some_and(|fault| fault.execution == Execution::Unknown);
     if let Some(fault) = fault
         && Instant::now() >= deadline
     {
-        return Err(if unheard { fault.ambiguous() } else { fault.into() });
+        return Err(if unheard { ambiguous(&fault) } else { fault.into() });
     }
     let (answer, answered) = oneshot::channel();
     claims.push(Item { unheard, above, refused: true, ..Item::new(id, command, deadline, answer) })?;
@@ -136,7 +142,7 @@ async fn insert(shared: &StoreShared, pass: &mut LonePermit, id: KeyId, command:
         // As in the lane: no caller may get a fence that is not above the floor.
         Some(Ok(RowAnswer::Inserted { floor, .. })) => InsertResult::Left { fault: None, above: Some(floor) },
         Some(Err(error)) => {
-            InsertResult::Left { fault: Some(Fault::row(&shared.settings.target, &error)), above: None }
+            InsertResult::Left { fault: Some(shared.settings.explain_row(&error)), above: None }
         }
         _ => InsertResult::Left { fault: None, above: None },
     }

@@ -1,14 +1,17 @@
 //! The queue of a lane.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot};
+use semel_postgres::PostgresError;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::error::ambiguous;
+use crate::batch::{BatchQueue, QueueRefusal};
 use crate::key::KeyId;
 use crate::record::{Command, Fence, Ruling};
 use crate::store::{Error, ErrorKind};
-use crate::sync::Mutex;
 
 /// The most commands that may wait for one lane: far more than can be answered in time.
 const MOST: usize = 100_000;
@@ -71,99 +74,70 @@ impl Item {
         now - since
     }
 
-    pub(super) fn tell(self, result: Result<Ruling, Error>) {
+    /// Answers with an error, which is ambiguous if the command may have been executed.
+    pub(super) fn fail(self, error: &PostgresError) {
+        let error = if self.unheard { ambiguous(error) } else { error.clone().into() };
+        self.answer(Err(error));
+    }
+
+    pub(super) fn answer(self, result: Result<Ruling, Error>) {
         // The caller may have been dropped; the command is valid anyway.
         drop(self.answer.send(result));
     }
 }
 
 /// Commands in the order of their arrival.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct CommandQueue {
-    state: Mutex<Waiting>,
-    arrived: Notify,
-}
-
-#[derive(Debug, Default)]
-struct Waiting {
-    items: Vec<Item>,
-    closed: bool,
-    pace: Pace,
+    pub(super) items: BatchQueue<Item>,
+    /// True while the pace is [`Pace::Lone`].
+    lone: AtomicBool,
 }
 
 /// The load of a lane.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
     /// Busy, or used to batches.
-    #[default]
     Busy,
     /// Idle since its last command, which was a single claim of a new key.
     Lone,
 }
 
 impl CommandQueue {
-    pub(super) fn push(&self, item: Item) -> Result<(), Error> {
-        {
-            let mut state = self.state.lock();
-            if state.closed {
-                return Err(Error::new(ErrorKind::Closed, "the PostgreSQL store was closed"));
-            }
-            if state.items.len() >= MOST {
-                return Err(Error::new(
-                    ErrorKind::Unavailable,
-                    format!(
-                        "{MOST} commands wait for PostgreSQL already; nothing was changed, try again later"
-                    ),
-                ));
-            }
-            state.items.push(item);
-            state.pace = Pace::Busy;
-        }
-        self.arrived.notify_one();
-        Ok(())
+    pub(super) fn new() -> Self {
+        Self { items: BatchQueue::new(MOST), lone: AtomicBool::new(false) }
     }
 
-    /// Adds waiting commands to `into`, up to `most` in total. No timer: it takes what came during the last batch.
-    pub(super) fn take(&self, into: &mut Vec<Item>, most: usize) {
-        let mut state = self.state.lock();
-        let room = most.saturating_sub(into.len()).min(state.items.len());
-        if into.is_empty() && room == state.items.len() {
-            std::mem::swap(into, &mut state.items);
-        } else {
-            into.extend(state.items.drain(..room));
-        }
+    pub(super) fn push(&self, item: Item) -> Result<(), Error> {
+        let pushed = self.items.push(item).map_err(|refusal| match refusal {
+            QueueRefusal::Closed => Error::new(ErrorKind::Closed, "the PostgreSQL store was closed"),
+            QueueRefusal::Overloaded(waiting) => Error::new(
+                ErrorKind::Unavailable,
+                format!(
+                    "{waiting} commands wait for PostgreSQL already; nothing was changed, try again later"
+                ),
+            ),
+        });
+        self.lone.store(false, Ordering::SeqCst);
+        pushed
     }
 
     /// Records the result of the last round, before the lane waits for more.
-    pub(super) fn rest(&self, pace: Pace) {
-        let mut state = self.state.lock();
-        if state.items.is_empty() && !state.closed {
-            state.pace = pace;
+    pub(super) fn note_pace(&self, pace: Pace) {
+        self.lone.store(pace == Pace::Lone, Ordering::SeqCst);
+        // A command that came before is seen here; a later one resets the pace itself.
+        if self.items.len() > 0 {
+            self.lone.store(false, Ordering::SeqCst);
         }
     }
 
     pub(super) fn pace(&self) -> Pace {
-        self.state.lock().pace
-    }
-
-    /// Returns when a command may have arrived.
-    pub(super) async fn arrival(&self) {
-        self.arrived.notified().await;
+        if self.lone.load(Ordering::SeqCst) { Pace::Lone } else { Pace::Busy }
     }
 
     pub(super) fn close(&self) {
-        let items = {
-            let mut state = self.state.lock();
-            state.closed = true;
-            state.pace = Pace::Busy;
-            std::mem::take(&mut state.items)
-        };
-        // Dropped outside the lock: a woken task may send again.
-        drop(items);
-        self.arrived.notify_one();
-    }
-
-    pub(super) fn is_closed(&self) -> bool {
-        self.state.lock().closed
+        self.items.close();
+        self.items.clear();
+        self.lone.store(false, Ordering::SeqCst);
     }
 }

@@ -4,28 +4,28 @@
 //! and is not granted if the database has another (`same_secret` in `sql.rs`). A process that finds none writes its
 //! own back.
 
+use semel_postgres::{PostgresError, PostgresErrorKind};
 use sqlx::Row as _;
 
-use super::fault::{Cure, Fate, Fault};
 use super::shared::StoreShared;
 use crate::record::DecodeError;
 use crate::secret::Secret;
+use crate::store::Error;
 use crate::store::given::{GivenSecret, Kept};
-use crate::store::{Error, ErrorKind};
 
 /// The secret for this process: the one that it has, or the stored one, or else `candidate`.
-pub(super) async fn give(shared: &StoreShared, candidate: &Secret) -> Result<Secret, Fault> {
+pub(super) async fn give(shared: &StoreShared, candidate: &Secret) -> Result<Secret, PostgresError> {
     let kept = keep(shared, shared.given.get().unwrap_or(candidate)).await?;
     let bytes = kept.try_into().map_err(|_| {
         let damaged = DecodeError::Damaged("secret");
-        Fault::row(&shared.settings.target, &damaged.into())
+        shared.settings.explain_row(&damaged.into())
     })?;
     let given = shared.given.give(&Secret::from_bytes(bytes), &shared.settings.target);
     given.map_err(|error| refused(&error))
 }
 
 /// Stores a secret if there is none, and reads the stored one.
-async fn keep(shared: &StoreShared, secret: &Secret) -> Result<Vec<u8>, Fault> {
+async fn keep(shared: &StoreShared, secret: &Secret) -> Result<Vec<u8>, PostgresError> {
     let statements = &shared.settings.statements;
     let kept: Result<Vec<u8>, sqlx::Error> = async {
         let read = || shared.fetch(shared.settings.query(&statements.read_secret));
@@ -37,16 +37,16 @@ async fn keep(shared: &StoreShared, secret: &Secret) -> Result<Vec<u8>, Fault> {
         read().await?.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)
     }
     .await;
-    kept.map_err(|error| Fault::statement(&shared.settings.target, &error))
+    kept.map_err(|error| shared.settings.explain(&error))
 }
 
-fn refused(error: &Error) -> Fault {
-    Fault::new(ErrorKind::SecretDiffers, error.to_string(), Fate::Undone, Cure::None)
+fn refused(error: &Error) -> PostgresError {
+    PostgresError::new(PostgresErrorKind::SecretDiffers, error.to_string())
 }
 
 impl StoreShared {
     /// Checks that the database has the secret of this process, and writes it back if there is none.
-    pub(super) async fn compare_secret(&self) -> Result<Kept, Fault> {
+    pub(super) async fn compare_secret(&self) -> Result<Kept, PostgresError> {
         let Some(given) = self.given.get() else { return Ok(Kept::Same) };
         let kept = self.given.compare(Some(&keep(self, given).await?));
         self.agree(self.given.found(kept, &self.settings.target));
@@ -54,7 +54,7 @@ impl StoreShared {
     }
 
     /// Why claims were not granted; `None` if the secret is not the reason and they must be retried.
-    pub(super) async fn secret_differs(&self) -> Option<Fault> {
+    pub(super) async fn secret_differs(&self) -> Option<PostgresError> {
         match self.compare_secret().await {
             Ok(Kept::Other) => Some(refused(&GivenSecret::error(&self.settings.target))),
             Ok(Kept::Same | Kept::Nothing) => None,

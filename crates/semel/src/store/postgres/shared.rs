@@ -6,13 +6,14 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use semel_postgres::PostgresError;
 use sqlx::postgres::PgRow;
 use sqlx::{PgPool, Row as _};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use super::builder::{Pooling, Settings};
-use super::fault::Fault;
+use super::Pooling;
+use super::builder::Settings;
 use super::guard::Parted;
 use super::judge::Group;
 use super::link;
@@ -111,14 +112,14 @@ impl StoreShared {
     }
 
     /// True if callers may wait for the change of this command.
-    pub(super) fn wakes(command: &Command) -> bool {
+    pub(super) fn wakes_waiters(command: &Command) -> bool {
         !matches!(command, Command::Claim(_) | Command::Begin(_) | Command::Renew(_))
     }
 
     /// Notifies the waiters and caches of this process. Must be called once a change is durable, before it is
     /// answered.
     pub(super) fn announce(&self, id: KeyId, command: &Command, ruling: &Ruling) {
-        if !matches!(ruling, Ruling::Accepted { .. }) || !Self::wakes(command) {
+        if !matches!(ruling, Ruling::Accepted { .. }) || !Self::wakes_waiters(command) {
             return;
         }
         if matches!(command, Command::Forget(_) | Command::Reexecute) {
@@ -187,14 +188,14 @@ impl StoreShared {
     }
 
     /// Answers a group whose change is committed. A forget is answered only once every cache has confirmed it.
-    pub(super) fn written(self: &Arc<Self>, group: Group) {
+    pub(super) fn answer_written(self: &Arc<Self>, group: Group) {
         let Group { items, rulings, swap, .. } = group;
         for (item, ruling) in items.iter().zip(&rulings) {
             self.announce(item.id, &item.command, ruling);
         }
         let tell = move || {
             for (item, ruling) in items.into_iter().zip(rulings) {
-                item.tell(Ok(ruling));
+                item.answer(Ok(ruling));
             }
         };
         match swap {
@@ -214,23 +215,23 @@ impl StoreShared {
     }
 
     /// Answers a command whose write has happened although its connection broke.
-    pub(super) fn settled(&self, item: Item, ruling: Ruling) {
+    pub(super) fn answer_known_write(&self, item: Item, ruling: Ruling) {
         self.announce(item.id, &item.command, &ruling);
         let forgets = matches!(item.command, Command::Forget(_) | Command::Reexecute);
         if !forgets || !matches!(ruling, Ruling::Accepted { .. }) {
-            item.tell(Ok(ruling));
+            item.answer(Ok(ruling));
             return;
         }
         // Confirmations were not counted while the result was unknown; no cache entry lives longer than this.
         self.runtime.spawn(async move {
             tokio::time::sleep(CACHE_AGE).await;
-            item.tell(Ok(ruling));
+            item.answer(Ok(ruling));
         });
     }
 
     /// Waits until every process with caches has dropped the forgotten key, or may no longer answer from its caches.
-    async fn wait_for_caches(&self, nonce: i64) -> Result<(), Fault> {
-        let explain = |error: sqlx::Error| Fault::statement(&self.settings.target, &error);
+    async fn wait_for_caches(&self, nonce: i64) -> Result<(), PostgresError> {
+        let explain = |error: sqlx::Error| self.settings.explain(&error);
         let query = self.settings.query(&self.settings.statements.others).bind(self.process.as_slice());
         let rows = self.fetch(query).await.map_err(explain)?;
         let mut others = HashSet::new();
@@ -278,7 +279,7 @@ impl Acks {
         self.heard.lock().remove(&nonce);
     }
 
-    pub(super) fn hear(&self, nonce: i64, process: ProcessId) {
+    pub(super) fn receive(&self, nonce: i64, process: ProcessId) {
         if let Some(heard) = self.heard.lock().get_mut(&nonce) {
             heard.insert(process);
         }

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
+use semel_postgres::SchemaName;
 use sqlx::AssertSqlSafe;
-
-use super::builder::SchemaName;
 
 /// The columns of a record, in the order in which [`super::row`] reads them.
 macro_rules! columns {

@@ -1,9 +1,9 @@
 //! Removes expired records, a bounded number of rows in each short transaction.
 
+use semel_postgres::PostgresError;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
 use super::columns::moment;
-use super::fault::Fault;
 use super::row::{self, PgRowError, Stored};
 use super::shared::StoreShared;
 use crate::key::KeyId;
@@ -13,16 +13,15 @@ use crate::store::Swept;
 /// Rows in one transaction: short enough that no other statement waits for them.
 const STEP: usize = 500;
 
-pub(super) async fn sweep(shared: &StoreShared, limit: usize) -> Result<Swept, Fault> {
-    let explain = |error| Fault::statement(&shared.settings.target, &error);
+pub(super) async fn sweep(shared: &StoreShared, limit: usize) -> Result<Swept, PostgresError> {
+    let explain = |error| shared.settings.explain(&error);
     // Processes that crashed.
     shared.fetch(shared.settings.query(&shared.settings.statements.tidy)).await.map_err(explain)?;
     let mut swept = Swept::default();
     let mut left = limit;
     while left > 0 {
         let asked = left.min(STEP);
-        let (found, step) =
-            step(shared, asked).await.map_err(|error| Fault::row(&shared.settings.target, &error))?;
+        let (found, step) = step(shared, asked).await.map_err(|error| shared.settings.explain_row(&error))?;
         swept.shrunk += step.shrunk;
         swept.removed += step.removed;
         if found < asked {
@@ -41,8 +40,7 @@ pub(super) async fn sweep(shared: &StoreShared, limit: usize) -> Result<Swept, F
 
 async fn step(shared: &StoreShared, limit: usize) -> Result<(usize, Swept), PgRowError> {
     let statements = &shared.settings.statements;
-    let mut transaction = shared.side.begin().await?;
-    sqlx::raw_sql(AssertSqlSafe(shared.settings.limits())).execute(&mut *transaction).await?;
+    let mut transaction = shared.side.begin_with(AssertSqlSafe(shared.settings.begin.clone())).await?;
     let rows = shared
         .settings
         .query(&statements.due)

@@ -153,7 +153,7 @@ impl RedisClient {
         arguments: &[&[u8]],
         effect: Effect,
     ) -> Result<Value, Error> {
-        let mut numbered = self.link.wire().await?;
+        let mut numbered = self.link.connection().await?;
         let by_name = RedisScript::command("EVALSHA", &script.sha, keys, arguments);
         let answer = match numbered.wire.query(&by_name).await {
             Err(error) if error.code() == Some("NOSCRIPT") => {
@@ -164,7 +164,7 @@ impl RedisClient {
         let value = answer.map_err(|error| self.link.failed(error, numbered.number, effect.into()))?;
         if effect == Effect::WritesDurably {
             let key = keys.first().copied().unwrap_or_default();
-            self.replicas.have_it(&self.link, &mut numbered, key).await?;
+            self.replicas.wait_for_replicas(&self.link, &mut numbered, key).await?;
         }
         Ok(value)
     }

@@ -9,13 +9,13 @@ use redis::Value;
 use super::error::CallReach;
 use super::link::NumberedConnection;
 use super::{Shared, script};
+use crate::batch::Batcher;
 use crate::key::KeyId;
 use crate::record::{Command, Ruling};
 use crate::store::{Error, ErrorKind};
-use crate::together::Together;
 
 /// Maximum size of a batch. A script blocks all other commands, at this size for about 0.5 ms.
-const TOGETHER: usize = 64;
+const BATCH: usize = 64;
 
 /// A larger outcome is sent alone.
 const LARGE: usize = 4096;
@@ -26,7 +26,7 @@ const BUSY: usize = 16;
 /// Completions of this process that wait for a batch.
 #[derive(Debug)]
 pub(super) struct Completions {
-    waiting: Arc<Together<Completing, Result<bool, Error>>>,
+    waiting: Arc<Batcher<Completing, Result<bool, Error>>>,
     /// Set if the server accepts only one key per call.
     apart: AtomicBool,
 }
@@ -40,13 +40,13 @@ struct Completing {
 
 impl Completions {
     pub(super) fn new() -> Self {
-        Self { waiting: Together::new(TOGETHER), apart: AtomicBool::new(false) }
+        Self { waiting: Batcher::new(BATCH), apart: AtomicBool::new(false) }
     }
 }
 
 impl Shared {
     /// True if a command is a completion that should be batched.
-    pub(super) fn goes_together(self: &Arc<Self>, command: &Command) -> bool {
+    pub(super) fn is_batched(self: &Arc<Self>, command: &Command) -> bool {
         let small = matches!(command, Command::Complete { outcome, .. } if outcome.size() <= LARGE);
         // Every call holds one, a claim two.
         small
@@ -56,25 +56,25 @@ impl Shared {
     }
 
     /// Completes in a batch with concurrent completions.
-    pub(super) async fn complete_together(
+    pub(super) async fn complete_in_batch(
         self: &Arc<Self>,
-        numbered: NumberedConnection,
+        numbered: &mut NumberedConnection,
         id: KeyId,
         command: &Command,
     ) -> Result<Ruling, Error> {
         let Command::Complete { grant, outcome, retention, .. } = command else {
-            return self.apply_shortly(numbered, id, command).await;
+            return self.execute(numbered, &self.names.record(id), command).await;
         };
         let arguments = script::completion(grant, outcome, *retention);
         let shared = Arc::clone(self);
-        let carry = move |completions: Vec<Completing>| {
+        let send = move |completions: Vec<Completing>| {
             let shared = Arc::clone(&shared);
             async move { shared.complete_all(&completions).await }
         };
         let completing = Completing { key: self.names.record(id), arguments };
-        match self.completions.waiting.ask(completing, carry).await {
+        match self.completions.waiting.ask(completing, send).await {
             Some(Ok(true)) => Ok(Ruling::Accepted { lease_left: Duration::ZERO }),
-            Some(Ok(false)) => self.apply_shortly(numbered, id, command).await,
+            Some(Ok(false)) => self.execute(numbered, &self.names.record(id), command).await,
             Some(Err(error)) => Err(error),
             None => {
                 Err(Error::new(ErrorKind::Ambiguous, "the thread of the Redis store ended during a call"))
@@ -93,7 +93,7 @@ impl Shared {
     }
 
     async fn try_complete_all(&self, completions: &[Completing]) -> Result<Vec<bool>, Error> {
-        let mut numbered = self.link.wire().await?;
+        let mut numbered = self.link.connection().await?;
         let keys: Vec<&[u8]> = completions.iter().map(|completing| completing.key.as_slice()).collect();
         let arguments =
             || completions.iter().flat_map(|completing| completing.arguments.iter().map(Vec::as_slice));
@@ -106,7 +106,7 @@ impl Shared {
         };
         let answer = match answer {
             Ok(Value::Array(answer)) if answer.len() == completions.len() => answer,
-            Ok(_) => return Err(script::strange("is not an answer to each completion")),
+            Ok(_) => return Err(script::unexpected_reply("is not an answer to each completion")),
             // Nothing was done: a cluster of one server, or a proxy in front of many.
             Err(error) if error.code() == Some("CROSSSLOT") => {
                 self.completions.apart.store(true, Ordering::Relaxed);

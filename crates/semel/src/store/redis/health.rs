@@ -146,7 +146,7 @@ impl Shared {
 
     /// How much memory all primaries use in total.
     pub(super) async fn used_bytes(&self) -> Result<u64, Error> {
-        let mut numbered = self.link.wire().await?;
+        let mut numbered = self.link.connection().await?;
         let failed = |error, number| self.link.failed(error, number, CallReach::Read);
         let nodes = numbered.wire.primaries().await.map_err(|error| failed(error, numbered.number))?;
         let mut bytes = 0_u64;
@@ -249,7 +249,7 @@ struct Beat {
 
 /// The first connection: an unfit server is refused.
 pub(super) async fn introduce_first(shared: &Shared) -> Result<(), Error> {
-    let mut numbered = shared.link.wire().await?;
+    let mut numbered = shared.link.connection().await?;
     shared.introduce(&mut numbered).await?;
     match shared.refusal() {
         Some(refusal) if refusal.kind() == ErrorKind::Setup => Err(refusal),
@@ -271,14 +271,14 @@ pub(super) async fn watch_over(shared: Arc<Shared>, check_every: Duration) {
     loop {
         tokio::select! {
             _ = checks.tick() => {
-                if let Ok(mut numbered) = shared.link.wire().await
+                if let Ok(mut numbered) = shared.link.connection().await
                     && let Err(error) = shared.examine(&mut numbered).await
                 {
                     tracing::warn!(store = %shared.name, %error, "the Redis server's settings could not be read");
                 }
             }
             _ = beats.tick() => {
-                if let Ok(mut numbered) = shared.link.wire().await {
+                if let Ok(mut numbered) = shared.link.connection().await {
                     let _one = shared.health.looking.lock().await;
                     if let Err(error) = shared.beat(&mut numbered).await {
                         tracing::debug!(store = %shared.name, %error, "the Redis marker could not be incremented");

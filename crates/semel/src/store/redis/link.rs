@@ -57,18 +57,18 @@ impl Link {
     }
 
     /// The current connection, if there is one.
-    pub(super) fn at_hand(&self) -> Option<NumberedConnection> {
+    pub(super) fn open_connection(&self) -> Option<NumberedConnection> {
         let open = self.open.lock();
         open.wire.as_ref().map(|wire| NumberedConnection { wire: wire.clone(), number: open.number })
     }
 
     /// The connection, opened if there is none. A failure here means that nothing was sent.
-    pub(super) async fn wire(&self) -> Result<NumberedConnection, Error> {
-        if let Some(numbered) = self.at_hand() {
+    pub(super) async fn connection(&self) -> Result<NumberedConnection, Error> {
+        if let Some(numbered) = self.open_connection() {
             return Ok(numbered);
         }
         let _one = self.opening.lock().await;
-        if let Some(numbered) = self.at_hand() {
+        if let Some(numbered) = self.open_connection() {
             return Ok(numbered);
         }
         if let Some((when, kind, message)) = &self.open.lock().failed
@@ -108,7 +108,7 @@ impl Link {
     }
 
     pub(super) async fn query(&self, command: &Cmd, sent: CallReach) -> Result<Value, Error> {
-        self.query_on(&mut self.wire().await?, command, sent).await
+        self.query_on(&mut self.connection().await?, command, sent).await
     }
 
     /// Sends one command over this connection.

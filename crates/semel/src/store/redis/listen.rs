@@ -15,27 +15,19 @@ use super::Shared;
 use super::address::SharedConnection;
 use super::error::CallReach;
 use super::secret::SECRET_IS_MISSING;
+use crate::backoff::Backoff;
 use crate::key::KeyId;
 use crate::store::Trust;
 
 /// How often the connection is tested and unused channels are unsubscribed.
 const TICK: Duration = Duration::from_secs(1);
 
-/// How long to wait before the next attempt to connect.
-const RETRY: [Duration; 5] = [
-    Duration::from_millis(10),
-    Duration::from_millis(50),
-    Duration::from_millis(200),
-    Duration::from_millis(500),
-    Duration::from_secs(1),
-];
-
 /// How many keys one command subscribes to.
 const BATCH: usize = 256;
 
 /// Listens while the store exists. `watched` are new keys to watch.
 pub(super) async fn listen(shared: Arc<Shared>, mut watched: UnboundedReceiver<KeyId>) {
-    let mut failures = 0;
+    let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
     loop {
         let (pushes, mut messages) = unbounded_channel();
         // All watched keys are subscribed once there is a connection; until then the channel would grow without
@@ -45,7 +37,7 @@ pub(super) async fn listen(shared: Arc<Shared>, mut watched: UnboundedReceiver<K
         match opened {
             Ok(wire) => {
                 let mut ear = Ear { shared: &shared, wire, keys: HashSet::new() };
-                if let Err(error) = ear.hear(&mut watched, &mut messages, &mut failures).await {
+                if let Err(error) = ear.hear(&mut watched, &mut messages, &mut backoff).await {
                     tracing::warn!(store = %shared.name, %error, "the Redis subscription broke; no wake-ups until it is restored");
                 }
             }
@@ -54,8 +46,7 @@ pub(super) async fn listen(shared: Arc<Shared>, mut watched: UnboundedReceiver<K
             }
         }
         shared.caches.set_trust(Trust::Unconfirmed);
-        tokio::time::sleep(RETRY[failures.min(RETRY.len() - 1)]).await;
-        failures += 1;
+        backoff.wait().await;
     }
 }
 
@@ -72,12 +63,12 @@ impl Ear<'_> {
         &mut self,
         watched: &mut UnboundedReceiver<KeyId>,
         messages: &mut UnboundedReceiver<PushInfo>,
-        failures: &mut usize,
+        backoff: &mut Backoff,
     ) -> RedisResult<()> {
         let forgotten = self.shared.names.forgotten();
         self.subscribe(&[forgotten]).await?;
         self.shared.caches.set_trust(Trust::Confirmed);
-        *failures = 0;
+        backoff.reset();
         self.add(self.shared.wakeups.keys()).await?;
         // Messages without a subscription were missed.
         self.shared.wakeups.wake_all();
@@ -203,7 +194,7 @@ impl Ear<'_> {
         tokio::spawn(async move {
             let link = &shared.link;
             if id == SECRET_IS_MISSING
-                && let Ok(mut numbered) = link.wire().await
+                && let Ok(mut numbered) = link.connection().await
             {
                 // Without it, the asking process creates a new one, and this process finds that out.
                 let _ = shared.compare_secret(&mut numbered).await;

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use super::Shared;
 use super::address::Node;
 use super::error::CallReach;
-use super::script::{Script, ScriptReply, strange};
+use super::script::{Script, ScriptReply, unexpected_reply};
 use crate::key::KeyId;
 use crate::store::{Error, Page, Scan, Snapshot, Swept};
 use crate::time::{Timestamp, instant};
@@ -153,7 +153,7 @@ async fn each(
     command: &'static str,
     sent: CallReach,
 ) -> Result<Vec<Value>, Error> {
-    let numbered = shared.link.wire().await?;
+    let numbered = shared.link.connection().await?;
     let mut calls = JoinSet::new();
     for (place, id) in ids.iter().enumerate() {
         let (mut numbered, link) = (numbered.clone(), Arc::clone(&shared.link));
@@ -165,7 +165,7 @@ async fn each(
     }
     let mut answers = Vec::with_capacity(ids.len());
     while let Some(done) = calls.join_next().await {
-        answers.push(done.map_err(|_| strange("was not waited for"))??);
+        answers.push(done.map_err(|_| unexpected_reply("was not waited for"))??);
     }
     answers.sort_unstable_by_key(|(place, _)| *place);
     Ok(answers.into_iter().map(|(_, answer)| answer).collect())
@@ -185,7 +185,7 @@ impl KeyWalk {
     }
 
     async fn step(&mut self, shared: &Shared, count: usize) -> Result<Vec<KeyId>, Error> {
-        let mut numbered = shared.link.wire().await?;
+        let mut numbered = shared.link.connection().await?;
         if self.at.is_none() {
             self.nodes = match numbered.wire.primaries().await {
                 Ok(nodes) => nodes,
@@ -200,10 +200,10 @@ impl KeyWalk {
             Ok(answer) => answer,
             Err(error) => return Err(shared.link.failed(error, numbered.number, CallReach::Read)),
         };
-        let Value::Array(parts) = answer else { return Err(strange("is not a SCAN result")) };
+        let Value::Array(parts) = answer else { return Err(unexpected_reply("is not a SCAN result")) };
         let mut parts = parts.into_iter();
         let (Some(Value::BulkString(next)), Some(Value::Array(keys))) = (parts.next(), parts.next()) else {
-            return Err(strange("is not a SCAN result"));
+            return Err(unexpected_reply("is not a SCAN result"));
         };
         self.at = Some(if next == b"0" { (node + 1, next) } else { (node, next) });
         let ids = keys.into_iter().filter_map(|key| match key {

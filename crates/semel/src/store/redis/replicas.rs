@@ -33,7 +33,7 @@ impl Replicas {
     }
 
     /// True if a write counts as soon as the server has it.
-    pub(super) fn are_not_asked(&self) -> bool {
+    pub(super) fn are_ignored(&self) -> bool {
         self.required == 0
     }
 
@@ -41,13 +41,13 @@ impl Replicas {
     ///
     /// # Errors
     /// Ambiguous if they do not: the server may preserve the write or lose it. A repetition asks again.
-    pub(super) async fn have_it(
+    pub(super) async fn wait_for_replicas(
         &self,
         link: &Link,
         numbered: &mut NumberedConnection,
         key: &[u8],
     ) -> Result<(), Error> {
-        if self.are_not_asked() {
+        if self.are_ignored() {
             return Ok(());
         }
         let mine = self.written.fetch_add(1, Ordering::AcqRel) + 1;

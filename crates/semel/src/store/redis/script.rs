@@ -222,7 +222,7 @@ pub(super) fn ruling(command: &Command, answer: Value) -> Result<Ruling, Error> 
     Ok(match word.as_str() {
         "won" => {
             let Command::Claim(claim) = command else {
-                return Err(strange("grants a claim that was not sent"));
+                return Err(unexpected_reply("grants a claim that was not sent"));
             };
             Ruling::Won(Win {
                 grant: Grant::from_parts(claim.owner, Fence::new(answer.number()?)),
@@ -236,7 +236,7 @@ pub(super) fn ruling(command: &Command, answer: Value) -> Result<Ruling, Error> 
             let expires_in = answer.duration()?;
             match answer.record()?.state {
                 State::Done(outcome) => Ruling::Replay { outcome, expires_in },
-                _ => return Err(strange("replays a record that is not done")),
+                _ => return Err(unexpected_reply("replays a record that is not done")),
             }
         }
         "conflict" => Ruling::Conflict,
@@ -246,10 +246,10 @@ pub(super) fn ruling(command: &Command, answer: Value) -> Result<Ruling, Error> 
         "lost" if answer.is_over() => Ruling::Lost { winner: None },
         "lost" => match answer.record()?.state {
             State::Done(outcome) => Ruling::Lost { winner: Some(outcome) },
-            _ => return Err(strange("names a winner that is not done")),
+            _ => return Err(unexpected_reply("names a winner that is not done")),
         },
         "refused" => Ruling::Refused { phase: phase(&answer.text()?)? },
-        _ => return Err(strange("contains an unknown ruling")),
+        _ => return Err(unexpected_reply("contains an unknown ruling")),
     })
 }
 
@@ -263,7 +263,7 @@ fn phase(word: &str) -> Result<Phase, Error> {
         "in_doubt" => Phase::InDoubt,
         "done" => Phase::Done,
         "expired" => Phase::Expired,
-        _ => return Err(strange("names an unknown phase")),
+        _ => return Err(unexpected_reply("names an unknown phase")),
     })
 }
 
@@ -274,7 +274,7 @@ impl ScriptReply {
     pub(super) fn new(answer: Value) -> Result<Self, Error> {
         match answer {
             Value::Array(members) => Ok(Self(members.into_iter())),
-            _ => Err(strange("is not a list")),
+            _ => Err(unexpected_reply("is not a list")),
         }
     }
 
@@ -285,19 +285,19 @@ impl ScriptReply {
     pub(super) fn number(&mut self) -> Result<u64, Error> {
         match self.0.next() {
             Some(Value::Int(number)) => Ok(u64::try_from(number).unwrap_or(0)),
-            _ => Err(strange("lacks a number")),
+            _ => Err(unexpected_reply("lacks a number")),
         }
     }
 
     pub(super) fn bytes(&mut self) -> Result<Vec<u8>, Error> {
         match self.0.next() {
             Some(Value::BulkString(bytes)) => Ok(bytes),
-            _ => Err(strange("lacks a string")),
+            _ => Err(unexpected_reply("lacks a string")),
         }
     }
 
     pub(super) fn text(&mut self) -> Result<String, Error> {
-        String::from_utf8(self.bytes()?).map_err(|_| strange("holds a word that is no text"))
+        String::from_utf8(self.bytes()?).map_err(|_| unexpected_reply("holds a word that is no text"))
     }
 
     pub(super) fn record(&mut self) -> Result<Record, Error> {
@@ -321,6 +321,6 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Record, Error> {
 }
 
 /// The reply is not from a script of Semel, or the server is not Redis.
-pub(super) fn strange(what: &str) -> Error {
+pub(super) fn unexpected_reply(what: &str) -> Error {
     Error::new(ErrorKind::Corrupt, format!("the reply to a Semel script {what}"))
 }

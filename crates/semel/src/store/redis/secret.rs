@@ -28,7 +28,7 @@ impl Shared {
     /// The secret for this process: the one that it has, or the stored one, or the one of another process;
     /// `candidate` if no process has one.
     pub(super) async fn secret(&self, candidate: Secret) -> Result<Secret, Error> {
-        let mut numbered = self.link.wire().await?;
+        let mut numbered = self.link.connection().await?;
         let mut kept = self.read_secret(&mut numbered).await?;
         if kept.is_none() && self.given.get().is_none() {
             kept = self.ask_others(&mut numbered).await?;
@@ -54,7 +54,7 @@ impl Shared {
     async fn ask_others(&self, numbered: &mut NumberedConnection) -> Result<Option<Vec<u8>>, Error> {
         let mut told = self.tell_all(SECRET_IS_MISSING).await?;
         loop {
-            let all = self.have_heard(&mut told).await?;
+            let all = self.all_confirmed(&mut told).await?;
             let kept = self.read_secret(numbered).await?;
             if all || kept.is_some() {
                 return Ok(kept);
@@ -68,7 +68,7 @@ impl Shared {
     }
 
     /// The ruling of a claim, given the secret that was read right after it.
-    pub(super) async fn granted(
+    pub(super) async fn confirm_grant(
         &self,
         numbered: &mut NumberedConnection,
         key: &[u8],
@@ -78,12 +78,12 @@ impl Shared {
         match kept.map(|kept| kept.map(|kept| self.given.compare(bytes(&kept)))) {
             None | Some(Ok(Kept::Same)) => Ok(ruling),
             // Boxed: it is rare, and one more call.
-            Some(found) => Err(Box::pin(self.not_granted(numbered, key, &ruling, found)).await),
+            Some(found) => Err(Box::pin(self.refuse_grant(numbered, key, &ruling, found)).await),
         }
     }
 
     /// Gives back a claim that does not count, and returns why.
-    async fn not_granted(
+    async fn refuse_grant(
         &self,
         numbered: &mut NumberedConnection,
         key: &[u8],

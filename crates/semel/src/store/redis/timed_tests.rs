@@ -70,8 +70,8 @@ impl Store for Timed {
             match &command {
                 // As in a batch.
                 Command::Complete { .. } => {
-                    let numbered = shared.link.wire().await?;
-                    shared.complete_together(numbered, id, &command).await
+                    let mut numbered = shared.link.connection().await?;
+                    shared.complete_in_batch(&mut numbered, id, &command).await
                 }
                 _ => shared.apply(id, command).await,
             }

@@ -9,11 +9,15 @@ use super::breaker::RedisBreaker;
 use super::counters::Counters;
 use super::view::{READ_EVERY, Views};
 use super::{TieredSettings, TieredStore, Tiers, WON};
+use crate::backoff::Backoff;
 use crate::store::redis::Side;
 use crate::store::{Error, ErrorKind, Invalidate, PostgresBuilder, RedisBuilder, Store as _};
 
-/// The first and the longest pause before Redis is retried.
-const TRY_AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+/// The first wait before Redis is retried.
+const TRY_AGAIN: Duration = Duration::from_millis(100);
+
+/// The longest wait between tries.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// Settings for a [`TieredStore`]. Created by [`TieredStore::builder`].
 #[derive(Clone, Debug)]
@@ -104,7 +108,7 @@ async fn keep_view(tiers: Arc<Tiers>) {
                 Ok(copies) => tiers.views.take(reading, copies),
                 Err(error) => {
                     tracing::debug!(%error, "the generation of copies cannot be read; copies are disabled meanwhile");
-                    pause = TRY_AGAIN.0;
+                    pause = TRY_AGAIN;
                 }
             }
         }
@@ -116,11 +120,10 @@ async fn keep_view(tiers: Arc<Tiers>) {
 async fn mend(tiers: Arc<Tiers>) {
     loop {
         tiers.breaker.is_open().await;
-        let (mut pause, longest) = TRY_AGAIN;
+        let mut backoff = Backoff::new(TRY_AGAIN, LONGEST_WAIT);
         while let Err(error) = try_again(&tiers).await {
             tracing::debug!(redis = tiers.redis.name(), %error, "Redis is still unavailable");
-            tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
-            pause = (pause * 2).min(longest);
+            backoff.wait().await;
         }
         tiers.breaker.close();
         tracing::info!(

@@ -19,7 +19,7 @@ macro_rules! cases {
         $(
             #[test]
             fn $name() {
-                contract::run_test(stringify!($name), without_redis);
+                contract::run_test(contract::cases(), stringify!($name), without_redis);
             }
         )*
     };

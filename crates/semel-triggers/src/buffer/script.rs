@@ -1,0 +1,344 @@
+//! The scripts of the buffer.
+//!
+//! `about` of a run is `state|token|attempts|version|key|print|expires`, where state is `q` or `l`, and the key is
+//! `id` or `id@generation`; it contains only ids, numbers and hex, so the bars separate.
+
+use semel::store::RedisScript;
+
+/// The beginning of all scripts.
+const COMMON: &str = "
+local QUEUE, LEASED, RUNS, ABOUT, CHANGES, KEYS_ = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local LISTED = KEYS[7]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local function read(id)
+  local text = redis.call('HGET', ABOUT, id)
+  if not text then return nil end
+  local s, t, a, v, k, p, e = string.match(text, '^(%l)|(%x*)|(%d+)|(%d+)|([%x@]*)|(%x*)|(%-?%d+)$')
+  if not s then return nil end
+  return { s = s, t = t, a = tonumber(a), v = tonumber(v), k = k, p = p, e = tonumber(e) }
+end
+local function write(id, r)
+  redis.call('HSET', ABOUT, id, string.format('%s|%s|%d|%d|%s|%s|%.0f', r.s, r.t, r.a, r.v, r.k, r.p, r.e))
+end
+local function free(r, id)
+  if r.k ~= '' and redis.call('HGET', KEYS_, r.k) == id then redis.call('HDEL', KEYS_, r.k) end
+end
+local function drop(id, r)
+  if r then free(r, id) end
+  redis.call('ZREM', QUEUE, id)
+  redis.call('ZREM', LEASED, id)
+  redis.call('HDEL', RUNS, id)
+  redis.call('HDEL', ABOUT, id)
+  redis.call('HDEL', CHANGES, id)
+end
+-- Leases a run, and answers all that a drainer needs of it.
+local function lease_run(id, r, token, lease)
+  r.s, r.t = 'l', token
+  write(id, r)
+  redis.call('ZREM', QUEUE, id)
+  redis.call('ZADD', LEASED, now + lease, id)
+  return redis.call('HGET', RUNS, id) or '', redis.call('HGET', CHANGES, id) or '', tostring(r.a), tostring(r.v),
+    string.format('%.0f', r.e)
+end
+-- The run that holds a key, and whether the key has expired. A key whose run is gone is free.
+local function holder(key)
+  local id = redis.call('HGET', KEYS_, key)
+  if not id then return nil end
+  local r = read(id)
+  if r and r.k == key then return id, r, r.e >= 0 and r.e <= now end
+  redis.call('HDEL', KEYS_, key)
+  return nil
+end
+";
+
+/// Puts many runs with few commands: each command costs the server as much as a run's share of the work. Answers 1
+/// for a new run, and otherwise a word and the run that has the key.
+///
+/// If no drainer would find the runs, nothing is written and a token is returned: the caller announces the tenant and
+/// repeats the put with the token.
+const PUT: &str = "
+local list = redis.call('HMGET', LISTED, 'open', 'token')
+if not list[1] then
+  if ARGV[2] == '' or list[2] ~= ARGV[2] then
+    local token = list[2] or string.format('%.0f', time[1] * 1000000 + time[2])
+    redis.call('HSET', LISTED, 'token', token)
+    return token
+  end
+  redis.call('HSET', LISTED, 'open', '1')
+  redis.call('HDEL', LISTED, 'token')
+end
+local oldest = time[1] * 1000000 + time[2] - tonumber(ARGV[3])
+local capacity, size = tonumber(ARGV[1]), redis.call('HLEN', ABOUT)
+local ids, keys = {}, {}
+for i = 4, #ARGV, 6 do
+  ids[#ids + 1], keys[#keys + 1] = ARGV[i], ARGV[i + 2]
+end
+local known, held = redis.call('HMGET', ABOUT, unpack(ids)), redis.call('HMGET', KEYS_, unpack(keys))
+local taken = redis.call('EXISTS', KEYS[8]) == 1 and redis.call('HMGET', KEYS[8], unpack(keys)) or {}
+-- Those of this call: by id, and by key with the fingerprint.
+local new, named = {}, {}
+local runs, abouts, names, queued, answers = {}, {}, {}, {}, {}
+local function put(at, id, run, key, print, life, fence)
+  if new[id] or (known[at] and read(id)) then return { 'cached', id } end
+  if key ~= '' then
+    local other, its, expired = nil, nil, false
+    if named[key] then
+      other, its = named[key][1], named[key][2]
+    elseif held[at] then
+      local r
+      other, r, expired = holder(key)
+      its = r and r.p
+    end
+    if other then
+      if expired then return { 'expired', '' } end
+      if its == print then return { 'cached', other } end
+      return { 'conflict', '' }
+    end
+    -- A fence is the time of its claim: what comes later than the claim can last would meet no trace of its successor.
+    if fence > 0 and fence < oldest then return { 'taken over', '' } end
+    if taken[at] then
+      local by, ends = string.match(taken[at], '^(%d+)|(%d+)$')
+      if tonumber(ends) > now and tonumber(by) > fence then return { 'taken over', '' } end
+    end
+  end
+  if size >= capacity then return { 'full', '' } end
+  size = size + 1
+  new[id] = true
+  runs[#runs + 1], runs[#runs + 2] = id, run
+  local ends = life < 0 and '-1' or string.format('%.0f', now + life)
+  abouts[#abouts + 1], abouts[#abouts + 2] = id, 'q||0|0|' .. key .. '|' .. print .. '|' .. ends
+  if key ~= '' then
+    named[key] = { id, print }
+    names[#names + 1], names[#names + 2] = key, id
+  end
+  queued[#queued + 1], queued[#queued + 2] = now, id
+  return 1
+end
+for at = 1, #ids do
+  local i = at * 6 - 2
+  local life, fence = tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
+  answers[at] = put(at, ids[at], ARGV[i + 1], keys[at], ARGV[i + 3], life, fence)
+end
+if #runs > 0 then
+  redis.call('HSET', RUNS, unpack(runs))
+  redis.call('HSET', ABOUT, unpack(abouts))
+  if #names > 0 then redis.call('HSET', KEYS_, unpack(names)) end
+  redis.call('ZADD', QUEUE, unpack(queued))
+end
+return answers";
+
+const FIND: &str = "
+local id, r, expired = holder(ARGV[1])
+if not id then return { '', '', '' } end
+return { id, r.p, expired and '1' or '0' }";
+
+const GET: &str = "
+local r = read(ARGV[1])
+local run = redis.call('HGET', RUNS, ARGV[1])
+if not r or not run then return false end
+return { run, redis.call('HGET', CHANGES, ARGV[1]) or '', tostring(r.v), string.format('%.0f', r.e) }";
+
+const PATCH: &str = "
+local id, patch, version = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local r = read(id)
+if not r then return { 'missing', '' } end
+if version >= 0 and version ~= r.v then return { 'stale', '' } end
+local before = redis.call('HGET', CHANGES, id) or ''
+redis.call('HSET', CHANGES, id, before .. patch)
+r.v = r.v + 1
+write(id, r)
+return { 'applied', tostring(r.v) }";
+
+/// A tenant without runs is closed: a later put needs a new announcement. Not within five seconds of a refused put:
+/// its producer announces the tenant and returns, and idle drainers would undo every announcement before that.
+const LEASE: &str = "
+local limit, lease, token = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+local over = redis.call('ZRANGEBYSCORE', LEASED, '-inf', now, 'LIMIT', 0, 1000)
+for _, id in ipairs(over) do
+  redis.call('ZREM', LEASED, id)
+  local r = read(id)
+  if r then
+    r.s, r.t, r.a = 'q', '', r.a + 1
+    write(id, r)
+    redis.call('ZADD', QUEUE, now, id)
+  end
+end
+local answer = { #over, 0 }
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', QUEUE, '-inf', now, 'LIMIT', 0, limit)) do
+  local r = read(id) or { s = 'q', t = '', a = 0, v = 0, k = '', p = '', e = -1 }
+  local n = #answer
+  answer[n + 1] = id
+  answer[n + 2], answer[n + 3], answer[n + 4], answer[n + 5], answer[n + 6] = lease_run(id, r, token, lease)
+end
+answer[2] = redis.call('ZCARD', QUEUE) + redis.call('ZCARD', LEASED)
+if answer[2] == 0 then
+  local given = tonumber(redis.call('HGET', LISTED, 'token') or 0)
+  if time[1] * 1000000 + time[2] - given < 5000000 then
+    answer[2] = 1
+  else
+    redis.call('DEL', LISTED)
+  end
+end
+return answer";
+
+/// Leases one run, even before it is due, but not one that a drainer has leased.
+const LEASE_ONE: &str = "
+local id, lease, token = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local r = read(id)
+if not r then return { 'missing' } end
+if r.s == 'l' then
+  if tonumber(redis.call('ZSCORE', LEASED, id) or 0) > now then return { 'held' } end
+  r.a = r.a + 1
+end
+local run, changes, attempts, version, expires = lease_run(id, r, token, lease)
+return { 'leased', run, changes, attempts, version, expires }";
+
+const RENEW: &str = "
+local token, lease, held = ARGV[1], tonumber(ARGV[2]), {}
+for i = 3, #ARGV do
+  local r = read(ARGV[i])
+  if r and r.s == 'l' and r.t == token then
+    redis.call('ZADD', LEASED, now + lease, ARGV[i])
+    held[#held + 1] = 1
+  else
+    held[#held + 1] = 0
+  end
+end
+return held";
+
+/// The claim on an expired key may be won again before its run leaves. The generation is therefore closed with the
+/// run, and the winner starts again: it finds the run in the ledger.
+const ACK: &str = "
+local token, keep, answers = ARGV[1], tonumber(ARGV[2]), {}
+for i = 3, #ARGV, 2 do
+  local id, version = ARGV[i], tonumber(ARGV[i + 1])
+  local r, answer = read(id), { 'gone', '' }
+  if r and (r.s ~= 'l' or r.t ~= token) then
+    answer = { 'lost', '' }
+  elseif r and r.v ~= version then
+    answer = { 'changed', redis.call('HGET', CHANGES, id) or '' }
+  elseif r then
+    if r.k ~= '' and r.e >= 0 and r.e <= now then
+      redis.call('HSET', KEYS[8], r.k, '18446744073709551615|' .. string.format('%.0f', now + keep))
+      if redis.call('PTTL', KEYS[8]) < keep then redis.call('PEXPIRE', KEYS[8], ARGV[2]) end
+    end
+    drop(id, r)
+  end
+  answers[#answers + 1] = answer
+end
+return answers";
+
+const GIVE_BACK: &str = "
+local token, id, pause = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local r = read(id)
+if not r or r.s ~= 'l' or r.t ~= token then return 0 end
+r.s, r.t = 'q', ''
+if ARGV[4] == '1' then r.a = r.a + 1 end
+write(id, r)
+redis.call('ZREM', LEASED, id)
+redis.call('ZADD', QUEUE, now + pause, id)
+return 1";
+
+const REMOVE: &str = "
+local token, id = ARGV[1], ARGV[2]
+local r = read(id)
+if r and (r.s ~= 'l' or r.t ~= token) then return 0 end
+drop(id, r)
+return 1";
+
+const DEPTH: &str = "
+local oldest = now
+for _, place in ipairs({ QUEUE, LEASED }) do
+  local first = redis.call('ZRANGE', place, 0, 0)
+  if first[1] then
+    -- The first ten characters of an id after its prefix are the time it was made, in ms.
+    local made, digits = 0, '0123456789ABCDEFGHJKMNPQRSTVWXYZ'
+    for c in string.gmatch(string.sub(first[1], 5, 14), '.') do
+      made = made * 32 + (string.find(digits, c, 1, true) or 1) - 1
+    end
+    if made > 0 and made < oldest then oldest = made end
+  end
+end
+return { redis.call('ZCARD', QUEUE), redis.call('ZCARD', LEASED), now - oldest }";
+
+/// Adds a tenant to the list with a larger number than before. A new tenant waits behind those that had their turn
+/// before now. The number is a time, so that none is used twice, even after Redis has lost its data.
+const ANNOUNCE: &str = "
+local time = redis.call('TIME')
+local before = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or 0)
+local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2] or 0
+redis.call('ZADD', KEYS[1], 'NX', last, ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', math.max(time[1] * 1000000 + time[2], before + 1)))
+return 1";
+
+/// Removes a tenant from the list, unless it was announced since.
+const LEAVE: &str = "
+if (redis.call('HGET', KEYS[2], ARGV[1]) or '0') ~= ARGV[2] then return 0 end
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1])
+return 1";
+
+/// Fields do not expire by themselves: every new one checks a few old ones, so that few expired fields remain.
+const TAKE_OVER: &str = "
+local key, fence, keep = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local by, ends = string.match(redis.call('HGET', KEYS[1], key) or '', '^(%d+)|(%d+)$')
+if by and tonumber(ends) > now and tonumber(by) >= tonumber(fence) then return 0 end
+redis.call('HSET', KEYS[1], key, fence .. '|' .. string.format('%.0f', now + keep))
+if redis.call('PTTL', KEYS[1]) < keep then redis.call('PEXPIRE', KEYS[1], string.format('%.0f', keep)) end
+local some = redis.call('HRANDFIELD', KEYS[1], 8, 'WITHVALUES')
+for i = 1, #some, 2 do
+  if tonumber(string.match(some[i + 1], '%d+$')) < now then redis.call('HDEL', KEYS[1], some[i]) end
+end
+return 1";
+
+/// The tenant whose last turn was longest ago gets the next one. Answers its name and the number of its announcement.
+const TURN: &str = "
+local first = redis.call('ZRANGE', KEYS[1], 0, 0)
+if not first[1] then return false end
+local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
+redis.call('ZADD', KEYS[1], tonumber(last[2]) + 1, first[1])
+return { first[1], redis.call('HGET', KEYS[2], first[1]) or '0' }";
+
+pub(super) struct BufferScripts {
+    pub(super) put: RedisScript,
+    pub(super) find: RedisScript,
+    pub(super) get: RedisScript,
+    pub(super) patch: RedisScript,
+    pub(super) lease: RedisScript,
+    pub(super) lease_one: RedisScript,
+    pub(super) renew: RedisScript,
+    pub(super) ack: RedisScript,
+    pub(super) give_back: RedisScript,
+    pub(super) remove: RedisScript,
+    pub(super) depth: RedisScript,
+    pub(super) announce: RedisScript,
+    pub(super) leave: RedisScript,
+    pub(super) take_over: RedisScript,
+    pub(super) turn: RedisScript,
+}
+
+impl BufferScripts {
+    pub(super) fn new() -> Self {
+        let script = |text: &str| RedisScript::new(format!("{COMMON}{text}"));
+        Self {
+            put: script(PUT),
+            find: script(FIND),
+            get: script(GET),
+            patch: script(PATCH),
+            lease: script(LEASE),
+            lease_one: script(LEASE_ONE),
+            renew: script(RENEW),
+            ack: script(ACK),
+            give_back: script(GIVE_BACK),
+            remove: script(REMOVE),
+            depth: script(DEPTH),
+            announce: RedisScript::new(ANNOUNCE),
+            leave: RedisScript::new(LEAVE),
+            take_over: RedisScript::new(TAKE_OVER),
+            turn: RedisScript::new(TURN),
+        }
+    }
+}

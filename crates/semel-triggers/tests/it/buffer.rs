@@ -1,0 +1,397 @@
+//! What is buffered, by itself.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::key::KeyId;
+use semel::record::Fence;
+use semel::time::{Clock as _, SystemClock};
+use semel_pipeline::event::{Accepted, Dedupe, Generation, NewEvent};
+use semel_pipeline::ledger::{Change, Patch};
+use semel_testbed::{Redis, RedisCluster};
+use semel_triggers::buffer::{AckOutcome, Buffer, LeaseOneOutcome, PatchOutcome, PutOutcome, RunLease};
+
+use super::{buffer_at, run};
+
+const LEASE: Duration = Duration::from_secs(30);
+
+fn keyless(tenant: &str) -> NewEvent {
+    run(tenant, None, "{}", None)
+}
+
+async fn put(buffer: &Arc<Buffer>, run: &NewEvent) -> PutOutcome {
+    buffer.put(run, Fence::default()).await.expect("Redis answers")
+}
+
+/// The fence of a claim that was won now; a larger number is a later claim.
+fn fence(number: u64) -> Fence {
+    Fence::new(SystemClock.now().as_micros() / 1_000_000 * 1_000_000 + number)
+}
+
+fn first(run: &NewEvent) -> (KeyId, Generation) {
+    (run.dedupe.as_ref().expect("it has a key").id, Generation::FIRST)
+}
+
+async fn lease(buffer: &Buffer, tenant: &str, limit: u32) -> RunLease {
+    buffer.lease((tenant, 0), limit, LEASE).await.expect("Redis answers")
+}
+
+fn tag(tag: &str) -> Patch {
+    Patch::Change(Change { add_tags: vec![tag.to_owned()], ..Change::default() })
+}
+
+fn add_one() -> Patch {
+    Patch::Change(Change { increment: vec![("n".to_owned(), "1".to_owned())], ..Change::default() })
+}
+
+// coalesce
+#[tokio::test(flavor = "multi_thread")]
+async fn one_key_is_one_run_whoever_comes_together() {
+    let redis = Redis::start().expect("a Redis");
+    let buffer = buffer_at(&redis.url());
+    let tasks: Vec<_> = (0..50)
+        .map(|_| {
+            let buffer = Arc::clone(&buffer);
+            tokio::spawn(async move { put(&buffer, &run("t", Some("k"), "{}", None)).await })
+        })
+        .collect();
+    let mut ids = BTreeSet::new();
+    let mut first = 0;
+    for task in tasks {
+        match task.await.expect("it ends") {
+            PutOutcome::Accepted(Accepted::First(id)) => {
+                first += 1;
+                ids.insert(id);
+            }
+            PutOutcome::Accepted(Accepted::Cached(id)) => {
+                ids.insert(id);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((first, ids.len()), (1, 1));
+    assert_eq!(
+        put(&buffer, &run("t", Some("k"), "[]", None)).await,
+        PutOutcome::Accepted(Accepted::Conflict),
+        "another payload"
+    );
+    let other = put(&buffer, &run("u", Some("k"), "[]", None)).await;
+    assert!(matches!(other, PutOutcome::Accepted(Accepted::First(_))), "another tenant");
+}
+
+// An expired key is not echoed by the buffer, and is not silently given to another run either
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expired_key_stays_with_its_run_until_its_generation_ends() {
+    let redis = Redis::start().expect("a Redis");
+    let buffer = buffer_at(&redis.url());
+    let short = run("t", Some("k"), "{}", Some(Duration::from_millis(30)));
+    put(&buffer, &short).await;
+    let find =
+        async || buffer.find("t", first(&short)).await.expect("Redis answers").expect("it is there").expired;
+    while !find().await {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let next = run("t", Some("k"), "[]", None);
+    assert_eq!(put(&buffer, &next).await, PutOutcome::Expired);
+    let dedupe = Dedupe { generation: Some(Generation::new(7)), ..next.dedupe.clone().expect("it has one") };
+    let next = NewEvent { dedupe: Some(dedupe), ..next };
+    assert_eq!(put(&buffer, &next).await, PutOutcome::Accepted(Accepted::First(next.id)));
+    let leased = lease(&buffer, "t", 10).await;
+    let keys: Vec<_> = leased
+        .runs
+        .iter()
+        .map(|run| run.run.clone().expect("it is whole").run.dedupe.expect("it has one"))
+        .map(|dedupe| (dedupe.generation, dedupe.expires_at.is_some()))
+        .collect();
+    assert_eq!(keys, [(Some(Generation::FIRST), true), (Some(Generation::new(7)), false)]);
+}
+
+// crash_after_pop, double_pop: an entry that was taken by a drainer that died is not stranded
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_is_over_is_given_back_and_its_owner_refused() {
+    let redis = Redis::start().expect("a Redis");
+    let buffer = buffer_at(&redis.url());
+    let run = run("t", Some("k"), "{}", None);
+    put(&buffer, &run).await;
+    let dead = buffer.lease(("t", 0), 10, Duration::from_millis(20)).await.expect("Redis answers");
+    assert_eq!(dead.runs.len(), 1);
+    let again = loop {
+        let again = lease(&buffer, "t", 10).await;
+        if !again.runs.is_empty() {
+            break again;
+        }
+    };
+    assert_eq!((again.reclaimed, again.runs[0].attempts), (1, 1));
+    let late = (dead.tenant.as_str(), dead.token.as_str());
+    assert_eq!(buffer.ack(late, run.id, 0).await.expect("Redis answers"), AckOutcome::Lost);
+    assert!(!buffer.give_back(late, run.id, Duration::ZERO, true).await.expect("Redis answers"));
+    assert!(!buffer.remove(late, run.id).await.expect("Redis answers"));
+    assert_eq!(buffer.renew(late, &[run.id], LEASE).await.expect("Redis answers"), [false]);
+    let now = (again.tenant.as_str(), again.token.as_str());
+    assert_eq!(buffer.renew(now, &[run.id], LEASE).await.expect("Redis answers"), [true]);
+    assert_eq!(buffer.ack(now, run.id, 0).await.expect("Redis answers"), AckOutcome::Gone);
+    assert_eq!(buffer.depth("t").await.expect("Redis answers"), semel_triggers::buffer::Depth::default());
+    assert_eq!(buffer.find("t", first(&run)).await.expect("Redis answers"), None, "no ghost keeps the key");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_all_land_while_it_waits_and_while_it_is_on_its_way() {
+    let redis = Redis::start().expect("a Redis");
+    let buffer = buffer_at(&redis.url());
+    let payload = r#"{"empty":[],"n":9007199254740993}"#;
+    let run = run("t", None, payload, None);
+    put(&buffer, &run).await;
+    let tasks: Vec<_> = (0..50)
+        .map(|_| {
+            let (buffer, id) = (Arc::clone(&buffer), run.id);
+            tokio::spawn(async move { buffer.patch("t", id, &add_one(), None).await.expect("Redis answers") })
+        })
+        .collect();
+    for task in tasks {
+        assert!(matches!(task.await.expect("it ends"), PatchOutcome::Applied(_)));
+    }
+    let leased = lease(&buffer, "t", 1).await;
+    let read = leased.runs[0].run.clone().expect("it is whole");
+    assert_eq!((read.changes.len(), read.run.notes.metadata.len()), (50, 0));
+    let read = read.current();
+    assert_eq!(read.run.notes.metadata.get("n").map(String::as_str), Some("50"));
+    assert_eq!(&read.run.payload[..], payload.as_bytes(), "not a byte is re-encoded");
+    // A drainer holds it: what comes now is told to the drainer.
+    assert_eq!(
+        buffer.patch("t", run.id, &tag("late"), None).await.expect("Redis answers"),
+        PatchOutcome::Applied(51)
+    );
+    let held = (leased.tenant.as_str(), leased.token.as_str());
+    let acked = buffer.ack(held, run.id, leased.runs[0].version).await.expect("Redis answers");
+    let AckOutcome::Changed(changes) = acked else { panic!("{acked:?}") };
+    assert_eq!((changes.len(), changes.last()), (51, Some(&tag("late"))));
+    assert_eq!(buffer.ack(held, run.id, 51).await.expect("Redis answers"), AckOutcome::Gone);
+    assert_eq!(
+        buffer.patch("t", run.id, &tag("gone"), None).await.expect("Redis answers"),
+        PatchOutcome::Missing
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_with_a_version_is_compare_and_set() {
+    let redis = Redis::start().expect("a Redis");
+    let buffer = buffer_at(&redis.url());
+    let run = keyless("t");
+    put(&buffer, &run).await;
+    let (_, version) = buffer.get("t", run.id).await.expect("Redis answers").expect("it is there");
+    assert_eq!(
+        buffer.patch("t", run.id, &tag("a"), Some(version)).await.expect("Redis answers"),
+        PatchOutcome::Applied(1)
+    );
+    assert_eq!(
+        buffer.patch("t", run.id, &tag("b"), Some(version)).await.expect("Redis answers"),
+        PatchOutcome::Stale
+    );
+    let (read, _) = buffer.get("t", run.id).await.expect("Redis answers").expect("it is there");
+    assert_eq!(read.expect("it is whole").current().run.notes.tags, ["a"]);
+}
+
+// Whether or not its time has come; not the one that a drainer holds
+#[tokio::test(flavor = "multi_thread")]
+async fn one_run_is_leased_by_its_id() {
+    let redis = Redis::start().expect("a Redis");
+    let buffer = buffer_at(&redis.url());
+    let (one, other) = (keyless("t"), keyless("t"));
+    for run in [&one, &other] {
+        put(&buffer, run).await;
+    }
+    buffer.patch("t", one.id, &tag("a"), None).await.expect("Redis answers");
+    let brief = Duration::from_millis(20);
+    let LeaseOneOutcome::Leased(dead) = buffer.lease_one("t", one.id, brief).await.expect("Redis answers")
+    else {
+        panic!("it is free")
+    };
+    assert_eq!((dead.runs.len(), dead.runs[0].id, dead.runs[0].version), (1, one.id, 1));
+    let now = loop {
+        match buffer.lease_one("t", one.id, LEASE).await.expect("Redis answers") {
+            LeaseOneOutcome::Held => tokio::time::sleep(Duration::from_millis(2)).await,
+            LeaseOneOutcome::Leased(now) => break now,
+            LeaseOneOutcome::Missing => panic!("it is there"),
+        }
+    };
+    assert_eq!(now.runs[0].attempts, 1, "the lease before it has expired");
+    assert_eq!(buffer.lease_one("t", one.id, LEASE).await.expect("Redis answers"), LeaseOneOutcome::Held);
+    assert_eq!(lease(&buffer, "t", 10).await.runs.len(), 1, "the other one");
+    let late = (dead.tenant.as_str(), dead.token.as_str());
+    assert_eq!(buffer.ack(late, one.id, 1).await.expect("Redis answers"), AckOutcome::Lost);
+    let held = (now.tenant.as_str(), now.token.as_str());
+    assert_eq!(buffer.ack(held, one.id, 1).await.expect("Redis answers"), AckOutcome::Gone);
+    assert_eq!(buffer.lease_one("t", one.id, LEASE).await.expect("Redis answers"), LeaseOneOutcome::Missing);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tenants_take_turns() {
+    let redis = Redis::start().expect("a Redis");
+    let buffer = buffer_at(&redis.url());
+    for tenant in ["big", "big", "big", "big", "big", "big", "small", "tiny"] {
+        put(&buffer, &keyless(tenant)).await;
+    }
+    let mut order = Vec::new();
+    while let Some((tenant, announced)) = buffer.next_tenant().await.expect("Redis answers") {
+        let leased = buffer.lease((&tenant, announced), 2, LEASE).await.expect("Redis answers");
+        for leased_run in &leased.runs {
+            let acked = buffer.ack((&tenant, &leased.token), leased_run.id, 0).await.expect("Redis answers");
+            assert_eq!(acked, AckOutcome::Gone);
+        }
+        if !leased.runs.is_empty() {
+            order.push(tenant);
+        }
+    }
+    assert_eq!(order, ["big", "small", "tiny", "big", "big"]);
+    assert_eq!(buffer.tenants().await.expect("Redis answers"), [""; 0], "nobody is left on the list");
+}
+
+// with a delay, and without burning attempts
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_given_back_waits_for_its_pause() {
+    let redis = Redis::start().expect("a Redis");
+    let buffer = buffer_at(&redis.url());
+    let run = keyless("t");
+    put(&buffer, &run).await;
+    let leased = lease(&buffer, "t", 1).await;
+    let held = (leased.tenant.as_str(), leased.token.as_str());
+    let hour = Duration::from_secs(3600);
+    assert!(buffer.give_back(held, run.id, hour, false).await.expect("Redis answers"));
+    assert_eq!(lease(&buffer, "t", 1).await.runs, [], "not before its pause is over");
+    assert_eq!(buffer.depth("t").await.expect("Redis answers").queued, 1);
+    assert_eq!(buffer.tenants().await.expect("Redis answers"), ["t"], "it keeps its place in the turns");
+}
+
+// buffer_full
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_buffer_refuses_and_loses_nothing() {
+    let redis = Redis::start().expect("a Redis");
+    let client = semel::store::RedisClient::builder(redis.url()).build().expect("the URL is good");
+    let buffer = Arc::new(Buffer::new(client, "semel:burst", 3));
+    let first = run("t", Some("k"), "{}", None);
+    put(&buffer, &first).await;
+    put(&buffer, &keyless("t")).await;
+    put(&buffer, &keyless("t")).await;
+    assert_eq!(put(&buffer, &keyless("t")).await, PutOutcome::Full);
+    let again = run("t", Some("k"), "{}", None);
+    assert_eq!(
+        put(&buffer, &again).await,
+        PutOutcome::Accepted(Accepted::Cached(first.id)),
+        "known keys still answer"
+    );
+    assert!(matches!(put(&buffer, &keyless("u")).await, PutOutcome::Accepted(Accepted::First(_))));
+    assert_eq!(lease(&buffer, "t", 10).await.runs.len(), 3);
+}
+
+// An entry that cannot be parsed does not strand its tenant
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_read_is_handed_out_with_its_bytes() {
+    let redis = Redis::start().expect("a Redis");
+    let buffer = buffer_at(&redis.url());
+    let (bad, good) = (keyless("t"), keyless("t"));
+    put(&buffer, &bad).await;
+    put(&buffer, &good).await;
+    let keys = redis.tell(&["KEYS", "*:runs"]).expect("it runs").text();
+    redis.tell(&["HSET", &keys, &bad.id.to_string(), "rubbish"]).expect("it runs");
+    let leased = lease(&buffer, "t", 10).await;
+    let of = |id| leased.runs.iter().find(|run| run.id == id).expect("it is handed out");
+    assert_eq!(of(bad.id).run.as_ref().expect_err("it is rubbish").bytes.as_ref(), b"rubbish");
+    assert!(of(good.id).run.is_ok());
+    assert!(buffer.remove(("t", &leased.token), bad.id).await.expect("Redis answers"));
+}
+
+// A claim was taken over, or its generation was closed: its slow owner buffers nothing under its key
+#[tokio::test(flavor = "multi_thread")]
+async fn the_owner_of_a_claim_that_was_taken_over_buffers_nothing() {
+    let redis = Redis::start().expect("a Redis");
+    let buffer = buffer_at(&redis.url());
+    let (slow, other) = (run("t", Some("k"), "{}", None), run("t", Some("other"), "{}", None));
+    let (old, taken, newer) = (fence(10), fence(20), fence(30));
+    let minute = Duration::from_secs(60);
+    buffer.take_over("t", first(&slow), taken, minute).await.expect("Redis answers");
+    let put = async |run: &NewEvent, fence| buffer.put(run, fence).await.expect("Redis answers");
+    let both = tokio::join!(put(&slow, old), put(&other, old));
+    assert_eq!(
+        both,
+        (PutOutcome::TakenOver, PutOutcome::Accepted(Accepted::First(other.id))),
+        "only under its key"
+    );
+    assert_eq!(
+        put(&slow, Fence::default()).await,
+        PutOutcome::TakenOver,
+        "nor does a caller without a claim"
+    );
+    assert!(buffer.find("t", first(&slow)).await.expect("Redis answers").is_none());
+    let next = run("t", Some("k"), "{}", None);
+    assert_eq!(put(&next, newer).await, PutOutcome::Accepted(Accepted::First(next.id)));
+    assert_eq!(
+        put(&slow, old).await,
+        PutOutcome::Accepted(Accepted::Cached(next.id)),
+        "the late one is told of it"
+    );
+
+    let closed = run("t", Some("closed"), "{}", None);
+    buffer.close("t", first(&closed), minute).await.expect("Redis answers");
+    buffer.take_over("t", first(&closed), taken, minute).await.expect("Redis answers");
+    assert_eq!(put(&closed, newer).await, PutOutcome::TakenOver, "a closed generation stays closed");
+    let brief = run("t", Some("brief"), "{}", None);
+    buffer.close("t", first(&brief), Duration::from_millis(1)).await.expect("Redis answers");
+    while put(&brief, newer).await == PutOutcome::TakenOver {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let paused = run("t", Some("paused"), "{}", None);
+    let long_ago = Fence::new(fence(0).get() - 120_000_000);
+    assert_eq!(put(&paused, long_ago).await, PutOutcome::TakenOver, "its claim cannot have lasted until now");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn marks_of_claims_that_were_taken_over_do_not_pile_up() {
+    let redis = Redis::start().expect("a Redis");
+    let buffer = buffer_at(&redis.url());
+    let mark = async |name: &str, keep| {
+        let key = first(&run("t", Some(name), "{}", None));
+        buffer.take_over("t", key, Fence::new(20), keep).await.expect("Redis answers");
+    };
+    mark("stays", Duration::from_secs(60)).await;
+    for number in 0..200 {
+        mark(&number.to_string(), Duration::from_millis(1)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    for number in 200..300 {
+        mark(&number.to_string(), Duration::from_secs(60)).await;
+    }
+    let marks = redis.tell(&["KEYS", "*:taken"]).expect("it runs").text();
+    let left = redis.tell(&["HLEN", &marks]).expect("it runs").text();
+    let left: u32 = left.parse().expect("a number");
+    assert!((101..=150).contains(&left), "{left} are left of 301, of which 101 still count");
+}
+
+// Separators inside user-supplied parts
+#[tokio::test(flavor = "multi_thread")]
+async fn it_works_on_a_cluster_whatever_tenants_are_called() {
+    let cluster = RedisCluster::start().expect("a cluster");
+    let nodes: Vec<String> = cluster.addrs().iter().map(ToString::to_string).collect();
+    let buffer = buffer_at(&format!("redis-cluster://{}", nodes.join(",")));
+    let tenants = ["", "a", "{a}", "a}:queue", "}{", "a|b\n", "ä:{all}:gate"];
+    for tenant in tenants {
+        let run = run(tenant, Some("k"), "{}", None);
+        assert_eq!(put(&buffer, &run).await, PutOutcome::Accepted(Accepted::First(run.id)), "{tenant:?}");
+        buffer.patch(tenant, run.id, &tag("x"), None).await.expect("Redis answers");
+        assert!(buffer.get(tenant, run.id).await.expect("Redis answers").is_some());
+        assert_eq!(buffer.list(tenant, None, 10).await.expect("Redis answers"), [run.id], "{tenant:?}");
+        let minute = Duration::from_secs(60);
+        buffer.take_over(tenant, first(&run), Fence::new(1), minute).await.expect("Redis answers");
+    }
+    let mut seen = BTreeSet::new();
+    for _ in tenants {
+        let (tenant, announced) = buffer.next_tenant().await.expect("Redis answers").expect("all wait");
+        let leased = buffer.lease((&tenant, announced), 10, LEASE).await.expect("Redis answers");
+        assert_eq!(leased.runs.len(), 1, "{tenant:?}");
+        let held = (tenant.as_str(), leased.token.as_str());
+        assert_eq!(buffer.renew(held, &[leased.runs[0].id], LEASE).await.expect("Redis answers"), [true]);
+        assert_eq!(buffer.ack(held, leased.runs[0].id, 1).await.expect("Redis answers"), AckOutcome::Gone);
+        seen.insert(tenant);
+    }
+    assert_eq!(seen, tenants.iter().map(|&tenant| tenant.to_owned()).collect());
+}
