@@ -141,7 +141,8 @@ impl CheckedTarget {
         };
         let hold = Arc::new(hold);
         let io = TokioIo::new(HeldStream::new(stream, Arc::clone(&hold)));
-        let (sender, connection) = handshake(io).await.map_err(|error| WireError::Broken(told(&error)))?;
+        let (sender, connection) =
+            handshake(io).await.map_err(|error| WireError::Broken(describe_error(&error)))?;
         // It ends when both sides are done; the request reports its errors.
         tokio::spawn(connection);
         Ok(Connection { sender, hold, answer: self.answer })
@@ -184,12 +185,15 @@ impl Connection {
         let request = built.body(body).map_err(|error| WireError::Request(error.to_string()))?;
         let answer = self.answer;
         let whole = async {
-            let response =
-                self.sender.send_request(request).await.map_err(|error| WireError::Broken(told(&error)))?;
+            let response = self
+                .sender
+                .send_request(request)
+                .await
+                .map_err(|error| WireError::Broken(describe_error(&error)))?;
             let (parts, mut body) = response.into_parts();
             let mut bytes = BytesMut::new();
             while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|error| WireError::Broken(told(&error)))?;
+                let frame = frame.map_err(|error| WireError::Broken(describe_error(&error)))?;
                 if let Ok(data) = frame.into_data() {
                     bytes.extend_from_slice(&data);
                 }
@@ -207,7 +211,7 @@ impl Connection {
 }
 
 /// An error with its causes.
-fn told(error: &dyn std::error::Error) -> String {
+fn describe_error(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

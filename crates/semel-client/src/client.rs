@@ -254,7 +254,7 @@ impl Client {
 
 /// The ids of the action that a request belongs to, with those it carries itself.
 fn story(request: &Request) -> StoryIds {
-    let mut story = request.told().clone();
+    let mut story = request.story_ids().clone();
     story.request_id.get_or_insert_with(|| request.request_id().to_owned());
     if let Some(user) = request.user_value() {
         story.user.get_or_insert_with(|| user.to_owned());

@@ -58,7 +58,7 @@ use self::mcp::WatchedReply;
 use self::read::within;
 use self::rotation::RotationWatch;
 use self::run::RunResult;
-use self::shortcut::{Plainly, RecallKey, Recent};
+use self::shortcut::{RecallKey, Recent, ShortcutRule};
 use self::steering::Steering;
 use crate::body::{Body, BoxError};
 use crate::call::{BoxFuture, ProbeCaller, UpstreamName};
@@ -122,7 +122,7 @@ struct GuardedRoute {
     /// Slots for the calls of this route.
     places: CallPlaces,
     /// Set where the shortcut may answer requests of this route.
-    plainly: Option<Plainly>,
+    shortcut_rule: Option<ShortcutRule>,
     /// Index of the route; `None` for the fallback.
     number: Option<usize>,
 }
@@ -201,7 +201,7 @@ impl Guard {
             && matches!(*method, Method::GET | Method::HEAD)
         {
             let answer = (well_known::answer(document), AnswerOutcome::WellKnown);
-            let answer = inner.say(None, None, arrived, answer);
+            let answer = inner.report_answer(None, None, arrived, answer);
             return Box::pin(async { Ok(answer) });
         }
         let route = inner.find(method, path);
@@ -212,7 +212,7 @@ impl Guard {
         };
         if let Some(problem) = problem {
             let answer = inner.refuse(policy, &Asked::Request, &problem);
-            let answer = inner.say(number, None, arrived, answer);
+            let answer = inner.report_answer(number, None, arrived, answer);
             return Box::pin(async { Ok(answer) });
         }
         let passed = if !policy.guards(method) {
@@ -236,7 +236,7 @@ impl Guard {
                     if outcome == AnswerOutcome::Unkeyed {
                         answer = unprotected(answer);
                     }
-                    Ok(inner.say(number, None, arrived, (answer, outcome)))
+                    Ok(inner.report_answer(number, None, arrived, (answer, outcome)))
                 })
             }
             None => Box::pin(async move {
@@ -282,12 +282,12 @@ impl Inner {
             Admission::Keyed(admitted, body) => (admitted, body),
             Admission::Refused(asked, problem) => {
                 let answer = self.refuse(policy, &asked, &problem);
-                return Ok(self.say(route.number, None, arrived, answer));
+                return Ok(self.report_answer(route.number, None, arrived, answer));
             }
             Admission::Unkeyed(body) => {
                 let answer = pass_on(&mut service, Request::from_parts(parts, body), policy).await?;
                 let answer = (unprotected(answer.map(Body::stream)), AnswerOutcome::Unkeyed);
-                return Ok(self.say(route.number, None, arrived, answer));
+                return Ok(self.report_answer(route.number, None, arrived, answer));
             }
             #[cfg(feature = "mcp")]
             Admission::Watched(body, watch) => {
@@ -295,11 +295,18 @@ impl Inner {
                 watch.prepare(&mut request);
                 let answer = Box::pin(pass_on(&mut service, request, policy)).await?.map(Body::stream);
                 let answer = Box::pin(self.watch(policy, watch, answer)).await;
-                return Ok(self.say(route.number, None, arrived, (answer, AnswerOutcome::PassedOn)));
+                return Ok(self.report_answer(
+                    route.number,
+                    None,
+                    arrived,
+                    (answer, AnswerOutcome::PassedOn),
+                ));
             }
         };
-        let trace: Option<RecallKey> =
-            route.plainly.as_ref().and_then(|plainly| plainly.trace(&parts.headers, &self.recent));
+        let trace: Option<RecallKey> = route
+            .shortcut_rule
+            .as_ref()
+            .and_then(|shortcut_rule| shortcut_rule.trace(&parts.headers, &self.recent));
         let is_named = claim::request_id(&parts.headers).is_some();
         let mut request = Request::from_parts(parts, body);
         prepare(&mut request, policy);
@@ -315,7 +322,7 @@ impl Inner {
         if let (Some(trace), AnswerOutcome::Ran | AnswerOutcome::Replayed) = (trace, answer.1) {
             self.recent.note(trace);
         }
-        Ok(self.say(route.number, Some(&admitted.key), arrived, answer))
+        Ok(self.report_answer(route.number, Some(&admitted.key), arrived, answer))
     }
 
     /// Claims and runs the call, or answers without one.
@@ -486,7 +493,7 @@ impl Inner {
     }
 
     /// Notifies the observers.
-    fn say(
+    fn report_answer(
         &self,
         route: Option<usize>,
         key: Option<&str>,

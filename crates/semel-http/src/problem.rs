@@ -277,8 +277,9 @@ impl Problem {
         if let Some(after) = self.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds(after)));
         }
-        // Generated clients retry a 409 unless they are told not to.
-        if self.retry.unwrap_or(telling.retry) == RetryAdvice::Useless {
+        // Generated clients retry a 409 unless they are told not to. A retry after an unknown result learns what became of it.
+        let useless = self.retry.unwrap_or(telling.retry) == RetryAdvice::Useless;
+        if useless && self.situation != Situation::UpstreamUnknown {
             headers.insert(HeaderName::from_static("x-should-retry"), HeaderValue::from_static("false"));
         }
         if let Some((name, value)) = telling.hint {

@@ -147,13 +147,13 @@ struct PreparedRequest {
 impl PreparedRequest {
     async fn run(mut self: Box<Self>) -> Result<Response<UpstreamBody>, Error> {
         let (response, mut loan) = loop {
-            let ride = self.pool.ride().await?;
-            let may_ride_again = ride.was_used();
+            let connection = self.pool.acquire().await?;
+            let may_retry = connection.was_used();
             let mut request = self.request.take().expect("it came back, or was never sent");
-            address(&mut request, &ride, &self.pool, self.target.clone());
-            match ride.send(request, &self.pool, self.deadline).await {
+            address(&mut request, &connection, &self.pool, self.target.clone());
+            match connection.send(request, &self.pool, self.deadline).await {
                 Ok(answer) => break answer,
-                Err(Unsent::Back(back)) if may_ride_again => self.request = Some(back),
+                Err(Unsent::Back(back)) if may_retry => self.request = Some(back),
                 Err(Unsent::Back(_)) => return Err(Error::Closed),
                 Err(Unsent::Failed(error)) => return Err(Error::of(error)),
                 Err(Unsent::Late) => return Err(Error::Timeout),

@@ -155,14 +155,14 @@ impl Replayer {
         self.accounts.retain(|job, _| running.contains(job));
         let mut looked = Looked::Idle;
         for id in running {
-            if self.look(id).await? == Looked::Busy {
+            if self.inspect_job(id).await? == Looked::Busy {
                 looked = Looked::Busy;
             }
         }
         Ok(looked)
     }
 
-    async fn look(&mut self, id: JobId) -> Result<Looked, Error> {
+    async fn inspect_job(&mut self, id: JobId) -> Result<Looked, Error> {
         let Some(job) = self.ledger.job(id).await? else { return Ok(Looked::Idle) };
         if job.state != JobState::Running {
             return Ok(Looked::Idle);

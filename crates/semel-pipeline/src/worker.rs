@@ -126,7 +126,7 @@ impl Worker {
 
     /// Checks for work again. Call it when the targets have changed.
     pub fn stir(&self) {
-        self.shared.room.soil_all();
+        self.shared.room.mark_all_dirty();
         self.shared.stir.notify_one();
     }
 

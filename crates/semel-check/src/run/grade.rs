@@ -114,7 +114,7 @@ pub(super) fn grade(
     {
         let validation =
             blank("replay_not_cached_rate_limit", "a rate limit is not stored as the answer to its key");
-        graded.validations.push(grader.told(
+        graded.validations.push(grader.with_verdict(
             validation,
             verdict.clone(),
             exchanges.first(),
@@ -142,30 +142,30 @@ impl Grader<'_> {
             Err(Unresolved(token)) => {
                 validation.check = "unresolved_substitution".to_owned();
                 let verdict = CheckVerdict::Fail { expected: json!(token), actual: Value::Null };
-                return self.told(validation, verdict, None, check.severity);
+                return self.with_verdict(validation, verdict, None, check.severity);
             }
         };
         validation.json_pointer = filled.path.as_deref().map(|path| Path::parse(path).pointer());
         if check.kind == CheckKind::RateLimitNotReplayed
             && let Some(verdict) = judged
         {
-            return self.told(validation, verdict.clone(), self.exchanges.first(), check.severity);
+            return self.with_verdict(validation, verdict.clone(), self.exchanges.first(), check.severity);
         }
         if check.kind.crosses() {
             let answers: Vec<&TargetAnswer> =
                 self.exchanges.iter().map(|exchange| &exchange.answer).collect();
             let verdict = across(&filled, &answers);
             validation.note = self.race_sentence(&filled, &verdict);
-            return self.told(validation, verdict, self.exchanges.first(), check.severity);
+            return self.with_verdict(validation, verdict, self.exchanges.first(), check.severity);
         }
         if self.exchanges.is_empty() && check.kind != CheckKind::AnyOf {
             let verdict = CheckVerdict::NotApplicable("the step has no answer".to_owned());
-            return self.told(validation, verdict, None, check.severity);
+            return self.with_verdict(validation, verdict, None, check.severity);
         }
         if self.exchanges.is_empty() {
             let nothing = TargetAnswer::none();
             let verdict = one(&filled, self.view(&nothing));
-            return self.told(validation, verdict, None, check.severity);
+            return self.with_verdict(validation, verdict, None, check.severity);
         }
         // With several answers, the first failure is reported.
         let mut so_far = CheckVerdict::Pass;
@@ -184,7 +184,7 @@ impl Grader<'_> {
                 break;
             }
         }
-        self.told(validation, so_far, about, check.severity)
+        self.with_verdict(validation, so_far, about, check.severity)
     }
 
     /// The result of a race in a sentence, if it failed.
@@ -235,7 +235,7 @@ impl Grader<'_> {
         };
         let actual = json!({"status": exchange.answer.status, "code": exchange.answer.code()});
         let verdict = CheckVerdict::Fail { expected: json!(expected), actual };
-        Some(self.told(
+        Some(self.with_verdict(
             blank(name, "The answer is a success or an error, as expected"),
             verdict,
             Some(exchange),
@@ -250,14 +250,14 @@ impl Grader<'_> {
                 let mut validation = blank(name, "holds after every step");
                 validation.json_pointer = broken.pointer;
                 let verdict = CheckVerdict::Fail { expected: broken.expected, actual: broken.actual };
-                return Some(self.told(validation, verdict, Some(exchange), Severity::Required));
+                return Some(self.with_verdict(validation, verdict, Some(exchange), Severity::Required));
             }
         }
         None
     }
 
     /// Sets the result; a failure carries the request and the answer, without secrets.
-    fn told(
+    fn with_verdict(
         &self,
         mut validation: Validation,
         verdict: CheckVerdict,

@@ -227,7 +227,7 @@ impl Request {
         self.conflicts
     }
 
-    pub(super) fn told(&self) -> &StoryIds {
+    pub(super) fn story_ids(&self) -> &StoryIds {
         &self.story
     }
 

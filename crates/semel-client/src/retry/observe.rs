@@ -68,7 +68,7 @@ pub trait RetryObserver: Send + Sync + 'static {
 }
 
 /// Logs a decision and hands it on.
-pub(super) fn tell(call: &Call, decision: &RetryDecision<'_>, observer: Option<&dyn RetryObserver>) {
+pub(super) fn report(call: &Call, decision: &RetryDecision<'_>, observer: Option<&dyn RetryObserver>) {
     log(&call.story, decision);
     if let Some(observer) = observer {
         let told = std::panic::catch_unwind(AssertUnwindSafe(|| observer.decided(decision)));

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::call::Call;
 use super::destination::{Admit, Permit};
-use super::observe::{RetryAction, RetryDecision, tell};
+use super::observe::{RetryAction, RetryDecision, report};
 use super::policy::{Delay, DelaySource, Retry};
 use super::signal::{Judged, Signal, TryFate, Verdict};
 use semel::engine::Failure;
@@ -190,7 +190,7 @@ impl Retry {
             let permit = match course.admit() {
                 Ok(permit) => permit,
                 Err((stop, after)) => {
-                    course.tell(Duration::ZERO, None, RetryAction::Stop(stop));
+                    course.report(Duration::ZERO, None, RetryAction::Stop(stop));
                     return Err(course.end(stop, Some(after), last));
                 }
             };
@@ -204,7 +204,7 @@ impl Retry {
                     if let Some(permit) = permit {
                         permit.done(judged);
                     }
-                    course.tell(latency, Some(judged), RetryAction::Return);
+                    course.report(latency, Some(judged), RetryAction::Return);
                     return Ok(value);
                 }
                 TryResult::Failed(error) => (classify(&error), Some(error)),
@@ -215,11 +215,11 @@ impl Retry {
             }
             match course.decide(judged) {
                 Ok(delay) => {
-                    course.tell(latency, Some(judged), RetryAction::Retry(delay));
+                    course.report(latency, Some(judged), RetryAction::Retry(delay));
                     sleep(delay.wait).await;
                 }
                 Err((stop, retry_after)) => {
-                    course.tell(latency, Some(judged), RetryAction::Stop(stop));
+                    course.report(latency, Some(judged), RetryAction::Stop(stop));
                     return Err(course.end(stop, retry_after, last));
                 }
             }
@@ -295,7 +295,7 @@ impl<'a> Course<'a> {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    fn tell(&self, latency: Duration, judged: Option<Judged>, action: RetryAction) {
+    fn report(&self, latency: Duration, judged: Option<Judged>, action: RetryAction) {
         let Call { operation, destination, key, story, .. } = self.call;
         let state = destination.as_ref().map(super::Destination::state);
         let decision = RetryDecision {
@@ -311,7 +311,7 @@ impl<'a> Course<'a> {
             budget_left: state.as_ref().map(|state| state.budget_left),
             breaker: state.as_ref().map(|state| state.circuit.name()),
         };
-        tell(self.call, &decision, self.retry.observer.as_deref());
+        report(self.call, &decision, self.retry.observer.as_deref());
     }
 
     fn end<E>(&self, stop: Stop, retry_after: Option<Duration>, last: Option<E>) -> Error<E> {

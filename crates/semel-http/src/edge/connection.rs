@@ -58,7 +58,7 @@ pub(super) async fn serve<S, B>(
     };
     let patience = shared.options.patience;
     let handshake = async {
-        match unsealed::look(&stream).await? {
+        match unsealed::peek_first_byte(&stream).await? {
             FirstByte::Tls => tls.acceptor().accept(stream).await.map(Ok),
             FirstByte::Http => Ok(Err(stream)),
         }
@@ -117,7 +117,7 @@ async fn speak<IO, S, B>(
         None => tokio::select! {
             protocol = wire.sniff() => protocol,
             () = link.evicted() => return evicted(peer.address),
-            () = told(&mut draining) => None,
+            () = wait_for_drain(&mut draining) => None,
         },
     };
     let address = peer.address;
@@ -143,7 +143,7 @@ async fn speak<IO, S, B>(
                 biased;
                 ended = connection.as_mut() => ended,
                 () = link.evicted() => return evicted(address),
-                () = told(&mut draining) => {
+                () = wait_for_drain(&mut draining) => {
                     connection.as_mut().graceful_shutdown();
                     connection.await
                 }
@@ -167,7 +167,7 @@ async fn speak<IO, S, B>(
                     tracing::warn!(peer = %address, "connection closed: too many streams abandoned");
                     return;
                 }
-                () = told(&mut draining) => {
+                () = wait_for_drain(&mut draining) => {
                     connection.as_mut().graceful_shutdown();
                     connection.await
                 }
@@ -185,7 +185,7 @@ fn evicted(address: SocketAddr) {
 }
 
 /// Returns when the listener closes.
-async fn told(draining: &mut watch::Receiver<bool>) {
+async fn wait_for_drain(draining: &mut watch::Receiver<bool>) {
     // An error means that the listener was dropped.
     let _ = draining.wait_for(|draining| *draining).await;
 }

@@ -22,7 +22,7 @@ pub(super) enum FirstByte {
 const MOST: u64 = 64 * 1024;
 
 /// Waits for the first byte without consuming it.
-pub(super) async fn look(stream: &TcpStream) -> io::Result<FirstByte> {
+pub(super) async fn peek_first_byte(stream: &TcpStream) -> io::Result<FirstByte> {
     let mut first = [0];
     let length = stream.peek(&mut first).await?;
     // No TLS record begins with a letter.

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use semel::Engine;
 
 use super::rotation::RotationWatch;
-use super::shortcut::{Plainly, Recent};
+use super::shortcut::{Recent, ShortcutRule};
 use super::{Guard, GuardedRoute, Inner};
 use crate::call::ProbeCaller;
 use crate::capacity::{Capacity, CapacityLimits};
@@ -187,7 +187,7 @@ impl GuardBuilder {
                 limiter: policy.limits.map(Limiter::new),
                 places: capacity.places(policy.upstream.clone(), &limits),
                 terms: Arc::new(policy.terms),
-                plainly: Plainly::of(&policy, scope, &profile.codec),
+                shortcut_rule: ShortcutRule::of(&policy, scope, &profile.codec),
                 policy,
                 number,
             }

@@ -25,13 +25,13 @@ use crate::scope::{Principal, Scope};
 use crate::stored;
 
 /// How the shortcut identifies the requests of a route by their headers.
-pub(super) struct Plainly {
+pub(super) struct ShortcutRule {
     key: HeaderName,
     /// Every request has the first of these headers.
     scope: Vec<HeaderName>,
 }
 
-impl Plainly {
+impl ShortcutRule {
     /// `None` if a route needs more than headers and exact bytes.
     pub(super) fn of(policy: &RoutePolicy, scope: &Scope, codec: &Codec) -> Option<Self> {
         let (KeySource::Header(key), Codec::Http) = (&policy.key, codec) else { return None };
@@ -129,10 +129,10 @@ impl Inner {
             None => (request.target, None),
         };
         let method = Method::from_bytes(request.method.as_bytes()).ok()?;
-        let GuardedRoute { policy, plainly, number, limiter, .. } = self.find(&method, path);
-        let plainly = plainly.as_ref()?;
-        let key = request.value(plainly.key.as_str())?;
-        let scope: &[u8] = match plainly.scope.first() {
+        let GuardedRoute { policy, shortcut_rule, number, limiter, .. } = self.find(&method, path);
+        let shortcut_rule = shortcut_rule.as_ref()?;
+        let key = request.value(shortcut_rule.key.as_str())?;
+        let scope: &[u8] = match shortcut_rule.scope.first() {
             Some(name) => request.value(name.as_str()).filter(|value| !value.is_empty())?,
             None => &[],
         };
@@ -144,7 +144,7 @@ impl Inner {
         }
         let arrived = Instant::now();
         let key = parse(key, policy.key_length).ok()?;
-        let principal = plainly.principal(request).ok()?;
+        let principal = shortcut_rule.principal(request).ok()?;
         let asked = Asked { method: method.as_str(), path, query };
         let payload = request_fingerprint::of_bytes(&asked, request, policy);
         let named = Principal::key(principal.as_ref(), None, &self.namespace, &key);

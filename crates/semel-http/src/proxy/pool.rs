@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use super::error::Error;
 use super::options::ProxyOptions;
-use super::stream::{Connector, Spoken, UpstreamStream};
+use super::stream::{Connector, SpokenVersion, UpstreamStream};
 use super::upstream::Upstream;
 use crate::Body;
 use crate::edge::TlsError;
@@ -120,7 +120,7 @@ impl Pool {
     pub(super) fn new(upstream: Upstream, options: ProxyOptions) -> Result<Self, TlsError> {
         let connector = Connector::new(&upstream, &options)?;
         Ok(Self {
-            speaks_http1: AtomicBool::new(connector.known() == Some(Spoken::Http1)),
+            speaks_http1: AtomicBool::new(connector.known() == Some(SpokenVersion::Http1)),
             connector,
             upstream,
             options,
@@ -132,7 +132,7 @@ impl Pool {
     }
 
     /// An open connection, or a new one.
-    pub(super) async fn ride(&self) -> Result<UpstreamConnection, Error> {
+    pub(super) async fn acquire(&self) -> Result<UpstreamConnection, Error> {
         if let Some(ride) = self.shared().or_else(|| self.unused()) {
             return Ok(ride);
         }
@@ -152,7 +152,7 @@ impl Pool {
     }
 
     fn shared(&self) -> Option<UpstreamConnection> {
-        if self.connector.known() == Some(Spoken::Http1) {
+        if self.connector.known() == Some(SpokenVersion::Http1) {
             return None;
         }
         let mut shared = self.shared.lock();
@@ -184,9 +184,9 @@ impl Pool {
     async fn connect(&self) -> Result<UpstreamConnection, Error> {
         let open = async {
             let (stream, spoken) = self.connector.connect(&self.upstream).await?;
-            self.speaks_http1.store(spoken == Spoken::Http1, Ordering::Release);
+            self.speaks_http1.store(spoken == SpokenVersion::Http1, Ordering::Release);
             match spoken {
-                Spoken::Http1 => {
+                SpokenVersion::Http1 => {
                     let (sender, drive) = open_http1(stream).await?;
                     Ok(UpstreamConnection::Fresh(Http1Connection {
                         sender,
@@ -194,7 +194,7 @@ impl Pool {
                         silence: Timer::default(),
                     }))
                 }
-                Spoken::Http2 => {
+                SpokenVersion::Http2 => {
                     let sender = open_http2(stream, &self.options).await?;
                     *self.shared.lock() = Some(sender.clone());
                     Ok(UpstreamConnection::Shared(sender))

@@ -19,7 +19,7 @@ pub(super) struct Connector {
 
 /// The HTTP version of a new connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Spoken {
+pub(super) enum SpokenVersion {
     Http1,
     Http2,
 }
@@ -31,15 +31,18 @@ impl Connector {
     }
 
     /// The HTTP version, if it is known before the connection is open.
-    pub(super) fn known(&self) -> Option<Spoken> {
+    pub(super) fn known(&self) -> Option<SpokenVersion> {
         match (self.protocol, &self.tls) {
-            (Protocol::Http2, _) => Some(Spoken::Http2),
-            (Protocol::Http1, _) | (Protocol::Auto, None) => Some(Spoken::Http1),
+            (Protocol::Http2, _) => Some(SpokenVersion::Http2),
+            (Protocol::Http1, _) | (Protocol::Auto, None) => Some(SpokenVersion::Http1),
             (Protocol::Auto, Some(_)) => None,
         }
     }
 
-    pub(super) async fn connect(&self, upstream: &Upstream) -> Result<(UpstreamStream, Spoken), Error> {
+    pub(super) async fn connect(
+        &self,
+        upstream: &Upstream,
+    ) -> Result<(UpstreamStream, SpokenVersion), Error> {
         // The wait counts towards the connect timeout.
         let place = match &self.limit {
             Some(limit) => Some(limit.take().await),
@@ -49,11 +52,11 @@ impl Connector {
         let opened = Connection::open(stream, self.tls.as_ref(), place).await;
         let stream = opened.map_err(|error| Error::Handshake(error.into()))?;
         let spoken = match (stream.protocol(), self.known()) {
-            (Some(b"h2"), _) => Spoken::Http2,
-            (_, Some(Spoken::Http2)) if self.tls.is_some() => {
+            (Some(b"h2"), _) => SpokenVersion::Http2,
+            (_, Some(SpokenVersion::Http2)) if self.tls.is_some() => {
                 return Err(Error::Handshake("the upstream does not speak HTTP/2".into()));
             }
-            (_, known) => known.unwrap_or(Spoken::Http1),
+            (_, known) => known.unwrap_or(SpokenVersion::Http1),
         };
         Ok((stream, spoken))
     }

@@ -51,7 +51,7 @@ pub(super) async fn run(shared: Arc<WorkerShared>, mut stop: watch::Receiver<boo
                 break;
             }
             changed = ledger.changed();
-            shared.room.soil_all();
+            shared.room.mark_all_dirty();
         }
         if *stop.borrow() {
             return;
@@ -63,7 +63,7 @@ pub(super) async fn run(shared: Arc<WorkerShared>, mut stop: watch::Receiver<boo
                 suspects.add(suspect);
             }
             suspects.rest(since.elapsed());
-            shared.room.soil_all();
+            shared.room.mark_all_dirty();
             continue;
         }
         let wanted = shared.room.wanted(&targets);
@@ -76,7 +76,7 @@ pub(super) async fn run(shared: Arc<WorkerShared>, mut stop: watch::Receiver<boo
                         () = retries.wait() => {}
                         _ = stop.changed() => {}
                     }
-                    shared.room.soil_all();
+                    shared.room.mark_all_dirty();
                 }
             }
             continue;
@@ -89,13 +89,13 @@ pub(super) async fn run(shared: Arc<WorkerShared>, mut stop: watch::Receiver<boo
             () = &mut changed => {
                 changed = ledger.changed();
                 futile = 0;
-                shared.room.soil_all();
+                shared.room.mark_all_dirty();
             }
             () = shared.stir.notified() => futile = 0,
             () = tokio::time::sleep(wait) => {
                 patience = DispatchWait::Spent;
                 if !lazy {
-                    shared.room.soil_all();
+                    shared.room.mark_all_dirty();
                 }
             }
             _ = stop.changed() => {}
@@ -169,7 +169,7 @@ async fn take(
             return Err(());
         }
     };
-    soil_what_may_have_more(shared, wanted, limit, &taken);
+    mark_dirty_if_full(shared, wanted, limit, &taken);
     let stopping = *stop.borrow();
     let (mut sent_on, mut given_back) = (Vec::with_capacity(taken.len()), Vec::new());
     for work in taken {
@@ -283,12 +283,12 @@ async fn until_empty(shared: &WorkerShared, stop: &mut watch::Receiver<bool>) {
 }
 
 /// A target that got all it asked for, or may have been cut off by the limit, may have more.
-fn soil_what_may_have_more(shared: &WorkerShared, wanted: &TakeRequest, limit: u32, taken: &[Work]) {
+fn mark_dirty_if_full(shared: &WorkerShared, wanted: &TakeRequest, limit: u32, taken: &[Work]) {
     let full = u32::try_from(taken.len()).unwrap_or(u32::MAX) >= limit;
     for (name, asked) in &wanted.targets {
         let got = taken.iter().filter(|work| work.target == *name).count();
         if full || u32::try_from(got).unwrap_or(u32::MAX) >= *asked {
-            shared.room.soil(name);
+            shared.room.mark_dirty(name);
         }
     }
 }

@@ -103,12 +103,12 @@ impl WorkerCapacity {
     }
 
     /// This target may have due deliveries.
-    pub(super) fn soil(&self, target: &str) {
+    pub(super) fn mark_dirty(&self, target: &str) {
         self.kept.lock().clean.remove(target);
     }
 
     /// Any target may have due deliveries.
-    pub(super) fn soil_all(&self) {
+    pub(super) fn mark_all_dirty(&self) {
         self.kept.lock().clean.clear();
     }
 }

@@ -355,7 +355,7 @@ async fn suspects_are_sent_alone() {
     for crashes in crashes {
         ledger.push_with("t", |work| work.crashes = crashes);
     }
-    ledger.stir();
+    ledger.wake();
     until("all are done", || ledger.count(|settle| matches!(settle, Settle::Done(_))) == crashes.len()).await;
     let seen = seen.lock().clone();
     for (crashes, beside, held) in &seen {

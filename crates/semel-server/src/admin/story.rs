@@ -183,7 +183,7 @@ impl StoryBuilder<'_> {
     }
 
     /// Adds an entry with the members of `details` that are not null.
-    fn tell(&mut self, at: Timestamp, place: &'static str, what: &str, id: &str, details: Value) {
+    fn add_entry(&mut self, at: Timestamp, place: &'static str, what: &str, id: &str, details: Value) {
         let details = match details {
             Value::Object(details) => details.into_iter().filter(|(_, value)| !value.is_null()).collect(),
             _ => Map::new(),
@@ -207,9 +207,9 @@ impl StoryBuilder<'_> {
         let id = snapshot.id.to_string();
         let (record, shown) = (&snapshot.record, KeyDetails::new(snapshot));
         let more = json!({ "key": shown.key, "attempt": record.attempt, "fence": record.fence.get() });
-        self.tell(record.claimed_at, place, "claimed", &id, more);
+        self.add_entry(record.claimed_at, place, "claimed", &id, more);
         if record.changed_at > record.claimed_at {
-            self.tell(record.changed_at, place, shown.phase, &id, json!({ "outcome": shown.outcome }));
+            self.add_entry(record.changed_at, place, shown.phase, &id, json!({ "outcome": shown.outcome }));
         }
         self.found.push(StorySubject { kind, id, state: Some(shown.phase), ..StorySubject::default() });
     }
@@ -331,7 +331,7 @@ impl StoryBuilder<'_> {
             "key": run.dedupe.as_ref().map(|dedupe| dedupe.hint.to_string()), "trace_id": run.trace.trace_id(),
         });
         let what = if buffered.cancelled { "cancelled" } else { "waiting" };
-        self.tell(SystemClock.now(), "buffer", what, &id, more);
+        self.add_entry(SystemClock.now(), "buffer", what, &id, more);
         self.audit(pipeline, &id).await?;
         self.claim_of(pipeline, run.id, run.dedupe.as_ref().map(|dedupe| dedupe.id)).await
     }
@@ -367,7 +367,7 @@ impl StoryBuilder<'_> {
             "type": shown.r#type, "tenant": shown.tenant, "key": shown.dedupe_key, "origin": shown.origin,
             "request_id": shown.request_id, "trace_id": event.new.trace.trace_id(),
         });
-        self.tell(event.accepted_at, "event", "accepted", &id.to_string(), more);
+        self.add_entry(event.accepted_at, "event", "accepted", &id.to_string(), more);
         let r#type = Some(shown.r#type);
         self.found.push(StorySubject {
             kind: "event",
@@ -404,22 +404,22 @@ impl StoryBuilder<'_> {
                 "target": delivery.target, "attempt": attempt.number, "request_id": attempt.request_id,
                 "worker": attempt.worker, "replay_id": attempt.job,
             });
-            self.tell(attempt.started_at, "delivery", "attempt started", &id, more);
+            self.add_entry(attempt.started_at, "delivery", "attempt started", &id, more);
             if let Some(ended) = attempt.ended_at {
                 let more = json!({
                     "target": delivery.target, "attempt": attempt.number, "request_id": attempt.request_id,
                     "outcome": shown.outcome, "http_status": shown.http_status,
                     "latency_ms": shown.latency_ms, "error": shown.error, "excerpt": shown.excerpt,
                 });
-                self.tell(ended, "downstream", "attempt ended", &id, more);
+                self.add_entry(ended, "downstream", "attempt ended", &id, more);
             }
         }
         if let Some(at) = delivery.completed_at {
             let more = json!({ "target": delivery.target, "error": delivery.error });
-            self.tell(at, "delivery", delivery.state.as_str(), &id, more);
+            self.add_entry(at, "delivery", delivery.state.as_str(), &id, more);
         } else if delivery.state.is_takeable() {
             let more = json!({ "target": delivery.target, "error": delivery.error });
-            self.tell(delivery.due_at, "delivery", "due", &id, more);
+            self.add_entry(delivery.due_at, "delivery", "due", &id, more);
         }
     }
 
@@ -447,9 +447,9 @@ impl StoryBuilder<'_> {
             ..StorySubject::default()
         });
         let more = json!({ "target": letter.target, "cause": letter.cause, "error": letter.error });
-        self.tell(letter.created_at, "dead letter", "written", &id, more);
+        self.add_entry(letter.created_at, "dead letter", "written", &id, more);
         if letter.updated_at > letter.created_at {
-            self.tell(letter.updated_at, "dead letter", letter.status.as_str(), &id, json!({}));
+            self.add_entry(letter.updated_at, "dead letter", letter.status.as_str(), &id, json!({}));
         }
         self.audit(pipeline, &id).await
     }
@@ -463,13 +463,13 @@ impl StoryBuilder<'_> {
         let more = json!({
             "who": job.new.by, "mode": job.new.mode, "items": job.counts.total, "reason": job.new.reason,
         });
-        self.tell(job.created_at, "replay", "made", &id, more);
+        self.add_entry(job.created_at, "replay", "made", &id, more);
         if job.updated_at > job.created_at {
             let more = json!({
                 "replayed": job.counts.replayed, "failed_again": job.counts.failed_again,
                 "pending": job.counts.pending, "note": job.note,
             });
-            self.tell(job.updated_at, "replay", job.state.as_str(), &id, more);
+            self.add_entry(job.updated_at, "replay", job.state.as_str(), &id, more);
         }
         self.audit(pipeline, &id).await
     }
@@ -481,7 +481,7 @@ impl StoryBuilder<'_> {
         for audited in &lines.items {
             let line = &audited.line;
             let more = json!({ "who": line.who, "reason": line.reason });
-            self.tell(audited.at, "audit", &line.action, subject, more);
+            self.add_entry(audited.at, "audit", &line.action, subject, more);
         }
         Ok(())
     }

@@ -178,11 +178,11 @@ fn check(args: &CheckArgs) -> Result<ExitCode, Error> {
     let report = runtime.block_on(runner.run(&storyboards, &|progress| bar.show(progress)));
     bar.clear();
     let report = report?;
-    print(&told(&report, args));
+    print(&format_report(&report, args));
     Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
-fn told(report: &Report, args: &CheckArgs) -> String {
+fn format_report(report: &Report, args: &CheckArgs) -> String {
     match args.format {
         ReportFormat::Json => format!("{}\n", json(report)),
         ReportFormat::Junit => junit(report),

@@ -108,7 +108,7 @@ async fn demo(args: &DemoArgs, length: Option<Duration>) -> anyhow::Result<()> {
             () = &mut end => break,
             wish = signals.next() => if wish == Wish::Stop { break },
             _ = ticks.tick() => if !args.json {
-                say(&format!("{:>4} s  {}", began.elapsed().as_secs(), tally.line(&charges)))?;
+                print_line(&format!("{:>4} s  {}", began.elapsed().as_secs(), tally.line(&charges)))?;
             },
         }
     }
@@ -120,9 +120,9 @@ async fn demo(args: &DemoArgs, length: Option<Duration>) -> anyhow::Result<()> {
     // After the store was closed: removes the folder with its content.
     drop(folder);
     if args.json {
-        say(&tally.json(&charges).to_string())?;
+        print_line(&tally.json(&charges).to_string())?;
     } else {
-        say(&tally.summary(&charges))?;
+        print_line(&tally.summary(&charges))?;
     }
     match charges.twice() {
         0 => Ok(()),
@@ -130,7 +130,7 @@ async fn demo(args: &DemoArgs, length: Option<Duration>) -> anyhow::Result<()> {
     }
 }
 
-fn say(text: &str) -> anyhow::Result<()> {
+fn print_line(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}").and_then(|()| out.flush()).context("standard output is closed")
 }
@@ -140,7 +140,7 @@ fn explain(gateway: &str, admin: &str, api: &str) -> anyhow::Result<()> {
         format!("curl -i {gateway}/v1/charges -H 'Authorization: Bearer me' -H 'Idempotency-Key: {key}'")
     };
     let (first, slow) = (post("my-order-1"), post("my-order-2"));
-    say(&format!(
+    print_line(&format!(
         "\
 A payments API without idempotency runs at {api}.
 The gateway in front of it, at {gateway}, charges each key once. Its admin API is at {admin}.

@@ -163,7 +163,7 @@ pub(crate) fn run(args: &DrillArgs) -> anyhow::Result<()> {
         (true, _) => Ok(()),
         // With several drills a skip is only reported; a single drill that is skipped is an error, because nothing was checked.
         (false, true) if args.json => Ok(()),
-        (false, true) => say(&format!("skipped: {}; nothing was checked there", skipped.join(", "))),
+        (false, true) => print_line(&format!("skipped: {}; nothing was checked there", skipped.join(", "))),
         (false, false) => bail!("skipped: nothing was checked"),
     }
 }
@@ -180,7 +180,7 @@ enum DrillVerdict {
 /// Runs one drill.
 async fn one(drill: &Drill, args: &DrillArgs) -> anyhow::Result<DrillVerdict> {
     if !args.json {
-        say(&format!("{}: {}", drill.name, drill.about))?;
+        print_line(&format!("{}: {}", drill.name, drill.about))?;
     }
     let (ran, checks, notes) = match DrillEnvironment::new(args, drill.needs) {
         Ok(mut ground) => {
@@ -194,9 +194,9 @@ async fn one(drill: &Drill, args: &DrillArgs) -> anyhow::Result<DrillVerdict> {
     if let Some(why) = why_not.filter(|_| checks.is_empty()) {
         if args.json {
             let told = json!({ "drill": drill.name, "passed": null, "skipped": why.to_string() });
-            say(&told.to_string())?;
+            print_line(&told.to_string())?;
         } else {
-            say(&format!("{}: SKIPPED, {why}\n", drill.name))?;
+            print_line(&format!("{}: SKIPPED, {why}\n", drill.name))?;
         }
         return Ok(DrillVerdict::Skipped);
     }
@@ -210,25 +210,25 @@ async fn one(drill: &Drill, args: &DrillArgs) -> anyhow::Result<DrillVerdict> {
         let error = ran.as_ref().err().map(|error| format!("{error:#}"));
         let told =
             json!({ "drill": drill.name, "passed": passed, "checks": shown, "notes": notes, "error": error });
-        say(&told.to_string())?;
+        print_line(&told.to_string())?;
         return Ok(verdict);
     }
     for note in &notes {
-        say(&format!("  note    {note}"))?;
+        print_line(&format!("  note    {note}"))?;
     }
     for check in &checks {
         let word = if check.passed { "ok    " } else { "FAILED" };
-        say(&format!("  {word}  {} ({})", check.what, check.seen))?;
+        print_line(&format!("  {word}  {} ({})", check.what, check.seen))?;
     }
     if let Err(error) = &ran {
-        say(&format!("  FAILED  it could not go on: {error:#}"))?;
+        print_line(&format!("  FAILED  it could not go on: {error:#}"))?;
     }
     let word = if passed { "passed" } else { "FAILED" };
-    say(&format!("{}: {word}, {} checks\n", drill.name, checks.len()))?;
+    print_line(&format!("{}: {word}, {} checks\n", drill.name, checks.len()))?;
     Ok(verdict)
 }
 
-fn say(text: &str) -> anyhow::Result<()> {
+fn print_line(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}").and_then(|()| out.flush()).context("standard output is closed")
 }

@@ -105,12 +105,12 @@ pub(crate) async fn run(command: EventsCommand) -> anyhow::Result<()> {
         }
         EventsCommand::Show { id, remote } => {
             let story = get(&AdminClient::of(&remote)?, &format!("/v1/story/{}", encode(&id))).await?;
-            if remote.json { print(&story) } else { tell(&story) }
+            if remote.json { print(&story) } else { print_story(&story) }
         }
     }
 }
 
-fn tell(story: &Value) -> anyhow::Result<()> {
+fn print_story(story: &Value) -> anyhow::Result<()> {
     for found in story["found"].as_array().into_iter().flatten() {
         let more = ["target", "type", "state", "cause"].map(|name| cell(found, name));
         let more: Vec<String> = more.into_iter().filter(|text| !text.is_empty()).collect();

@@ -100,7 +100,7 @@ pub(crate) async fn run(args: &ReplayArgs) -> anyhow::Result<()> {
             None => get(&client, &format!("/v1/replays/{}", encode(job))).await?,
         };
         return if args.detach || args.pause || args.cancel {
-            tell(remote, &asked)
+            print_job(remote, &asked)
         } else {
             follow(args, &client, asked).await
         };
@@ -110,7 +110,7 @@ pub(crate) async fn run(args: &ReplayArgs) -> anyhow::Result<()> {
         return plan(remote, &job);
     }
     if args.detach {
-        return tell(remote, &job);
+        return print_job(remote, &job);
     }
     follow(args, &client, job).await
 }
@@ -154,7 +154,7 @@ fn plan(remote: &Remote, plan: &Value) -> anyhow::Result<()> {
     ))
 }
 
-fn tell(remote: &Remote, job: &Value) -> anyhow::Result<()> {
+fn print_job(remote: &Remote, job: &Value) -> anyhow::Result<()> {
     if remote.json {
         return print(job);
     }
@@ -211,7 +211,7 @@ async fn follow(args: &ReplayArgs, client: &AdminClient, mut job: Value) -> anyh
     if terminal && !remote.json {
         eprint!("\r\x1b[K");
     }
-    tell(remote, &job)?;
+    print_job(remote, &job)?;
     let failed = job["counts"]["failed_again"].as_u64().unwrap_or(0);
     if failed > 0 && !remote.json {
         failures(remote, &cell(&job, "id")).await?;

@@ -135,12 +135,12 @@ impl EngineInner {
                 Waited::Late => {}
             }
         };
-        self.say(ask, &acquired);
+        self.emit_refusal(ask, &acquired);
         Ok(acquired)
     }
 
     /// Emits the signal that says why there is neither a claim nor an outcome.
-    pub(super) fn say(&self, ask: &Ask, acquired: &Acquired) {
+    pub(super) fn emit_refusal(&self, ask: &Ask, acquired: &Acquired) {
         let event = match acquired {
             Acquired::Conflict => Event::Conflict,
             Acquired::InFlight { .. } => Event::InFlight,

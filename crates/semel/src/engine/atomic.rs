@@ -62,7 +62,7 @@ impl<E> Once<E> {
                 TransactionEnd::Other(acquired) => acquired,
             };
             if !matches!(acquired, Acquired::InFlight { .. }) || instant() >= deadline {
-                inner.say(&ask, &acquired);
+                inner.emit_refusal(&ask, &acquired);
                 return decode(&*acquired.outcome()?);
             }
             tokio::select! {

@@ -62,7 +62,7 @@ impl<E> Once<E> {
         let (win, sent) = match claim(&inner, outside, &ask).await? {
             Asked::Won(win, sent) => (win, sent),
             Asked::Other(acquired) => {
-                inner.say(&ask, &acquired);
+                inner.emit_refusal(&ask, &acquired);
                 return decode(&*acquired.outcome()?);
             }
         };
@@ -105,7 +105,7 @@ where
     F: AsyncFnOnce(&mut PgConnection, &Attempt) -> R,
 {
     let id = ask.subject.id;
-    say(store, connection, "SAVEPOINT semel").await?;
+    emit_refusal(store, connection, "SAVEPOINT semel").await?;
     let ran: Result<R::Value, RunError<E>> = async {
         // This command can be repeated, and it locks the record. A caller that lost the claim learns it here, before
         // the effect runs.
@@ -139,18 +139,18 @@ where
     .await;
     match ran {
         Ok(value) => {
-            say(store, connection, "RELEASE SAVEPOINT semel").await?;
+            emit_refusal(store, connection, "RELEASE SAVEPOINT semel").await?;
             Ok(value)
         }
         Err(error) => {
             // If this fails too, the transaction is broken and cannot be committed.
-            say(store, connection, "ROLLBACK TO SAVEPOINT semel; RELEASE SAVEPOINT semel").await?;
+            emit_refusal(store, connection, "ROLLBACK TO SAVEPOINT semel; RELEASE SAVEPOINT semel").await?;
             Err(error)
         }
     }
 }
 
-async fn say(
+async fn emit_refusal(
     store: &PostgresStore,
     connection: &mut PgConnection,
     sql: &'static str,

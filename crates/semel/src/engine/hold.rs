@@ -64,7 +64,7 @@ pub enum Completed {
 pub enum Concluded {
     /// The outcome is stored: answer with it.
     Kept,
-    /// As [`Completed::NotStored`]: answer with your outcome, and say that it is not stored.
+    /// As [`Completed::NotStored`]: answer with your outcome, and emit_refusal that it is not stored.
     NotStored(store::Error),
     /// Another caller's claim won. Answer with its result, which is never [`Acquired::Won`].
     Instead(Acquired),

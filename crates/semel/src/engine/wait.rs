@@ -183,7 +183,7 @@ impl EngineInner {
         if matches!(acquired, Acquired::Replay(_)) {
             self.events.emit(&ask.subject, &Event::Replayed { from: ReplayedFrom::Wait });
         }
-        self.say(ask, &acquired);
+        self.emit_refusal(ask, &acquired);
         Some(acquired)
     }
 }

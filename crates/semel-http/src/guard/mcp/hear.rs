@@ -86,7 +86,7 @@ impl Heard {
 }
 
 /// Reads a body until the answer to `id` is found in it.
-pub(in crate::guard) async fn hear(
+pub(in crate::guard) async fn read_answer(
     headers: &HeaderMap,
     body: Body,
     id: &RawValue,

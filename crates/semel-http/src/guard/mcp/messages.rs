@@ -21,7 +21,7 @@ use super::super::admit::{
 };
 use super::super::read::{Read, ReadDecision, ReadStop, read_until};
 use super::super::{Inner, name_upstream};
-use super::hear::{Hearing, Until, hear};
+use super::hear::{Hearing, Until, read_answer};
 use crate::body::Body;
 use crate::capacity::BodyRoom;
 use crate::codec::Asked;
@@ -333,7 +333,7 @@ impl Inner {
             let (head, body) = answer.into_parts();
             let deadline = Instant::now() + ASK;
             let Hearing::Heard(heard) =
-                hear(&head.headers, body, &id, Until::Answer, policy.response_limit, deadline).await
+                read_answer(&head.headers, body, &id, Until::Answer, policy.response_limit, deadline).await
             else {
                 return None;
             };
@@ -361,7 +361,8 @@ impl Inner {
         }
         let (mut head, body) = answer.into_parts();
         let deadline = Instant::now() + policy.terms.in_flight_max;
-        let heard = match hear(&head.headers, body, id, Until::Answer, policy.response_limit, deadline).await
+        let heard = match read_answer(&head.headers, body, id, Until::Answer, policy.response_limit, deadline)
+            .await
         {
             Hearing::Heard(heard) => heard,
             Hearing::Not(body, _) => return Response::from_parts(head, body),

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::super::read::ReadStop;
 use super::super::{Answered, Inner, Steering, unprotected};
-use super::hear::{Hearing, NoAnswer, Until, hear};
+use super::hear::{Hearing, NoAnswer, Until, read_answer};
 use super::live::LiveStream;
 use crate::body::Body;
 use crate::call::CallError;
@@ -38,34 +38,35 @@ impl Inner {
         let asked = Asked::Message(Arc::clone(call));
         let id = call.id.as_deref().expect("a call without an id is not admitted");
         let (head, body) = answer.into_parts();
-        let error = match hear(&head.headers, body, id, Until::AnyEvent, policy.response_limit, limit).await {
-            Hearing::Heard(heard) => {
-                let (judged, message) = (judge(&heard.message, id), heard.message.clone());
-                let answer = Response::from_parts(head, heard.into_body());
-                if judged != Some(JudgedAnswer::Success) {
-                    let own = (unprotected(answer), AnswerOutcome::Released);
-                    return self.release_claim(policy, &asked, running, own).await;
+        let error =
+            match read_answer(&head.headers, body, id, Until::AnyEvent, policy.response_limit, limit).await {
+                Hearing::Heard(heard) => {
+                    let (judged, message) = (judge(&heard.message, id), heard.message.clone());
+                    let answer = Response::from_parts(head, heard.into_body());
+                    if judged != Some(JudgedAnswer::Success) {
+                        let own = (unprotected(answer), AnswerOutcome::Released);
+                        return self.release_claim(policy, &asked, running, own).await;
+                    }
+                    let kept = of_message(policy, answer.status(), answer.headers(), message);
+                    let steering = self.bounded(policy, steering);
+                    return self
+                        .conclude(policy, &asked, running, kept, steering, (answer, AnswerOutcome::Ran))
+                        .await;
                 }
-                let kept = of_message(policy, answer.status(), answer.headers(), message);
-                let steering = self.bounded(policy, steering);
-                return self
-                    .conclude(policy, &asked, running, kept, steering, (answer, AnswerOutcome::Ran))
-                    .await;
-            }
-            Hearing::Not(body, NoAnswer::Others) => {
-                return self.go_live(route, call, LiveStream { running, head, body, steering, limit });
-            }
-            Hearing::Not(body, NoAnswer::TooLarge) => {
-                let answer = (Response::from_parts(head, body), AnswerOutcome::Tombstone);
-                let kept = stored::tombstone(ReadStop::TooLarge.reason());
-                return self.conclude(policy, &asked, running, kept, steering, answer).await;
-            }
-            Hearing::Not(_, NoAnswer::Late) => CallError::timed_out("no answer within in_flight_max"),
-            Hearing::Not(_, NoAnswer::Missing) => {
-                CallError::unknown("the upstream's response is not an answer to the call")
-            }
-            Hearing::Cut(error) => CallError::unknown(error),
-        };
+                Hearing::Not(body, NoAnswer::Others) => {
+                    return self.go_live(route, call, LiveStream { running, head, body, steering, limit });
+                }
+                Hearing::Not(body, NoAnswer::TooLarge) => {
+                    let answer = (Response::from_parts(head, body), AnswerOutcome::Tombstone);
+                    let kept = stored::tombstone(ReadStop::TooLarge.reason());
+                    return self.conclude(policy, &asked, running, kept, steering, answer).await;
+                }
+                Hearing::Not(_, NoAnswer::Late) => CallError::timed_out("no answer within in_flight_max"),
+                Hearing::Not(_, NoAnswer::Missing) => {
+                    CallError::unknown("the upstream's response is not an answer to the call")
+                }
+                Hearing::Cut(error) => CallError::unknown(error),
+            };
         self.failed(policy, &asked, running, &error).await
     }
 

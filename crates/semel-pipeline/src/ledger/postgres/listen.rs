@@ -59,7 +59,7 @@ impl News {
         self.to_tell.notify_one();
     }
 
-    fn hear(&self, from: &str) {
+    fn receive(&self, from: &str) {
         if from == OUTBOX {
             self.published.notify_one();
         } else if from != self.process {
@@ -140,7 +140,7 @@ pub(super) async fn listen(shared: Weak<Shared>) {
                 }
                 while let Some(payload) = subscription.next().await {
                     let Some(alive) = shared.upgrade() else { return };
-                    alive.news.hear(&payload);
+                    alive.news.receive(&payload);
                 }
                 subscription.close().await;
             }

@@ -55,7 +55,7 @@ impl Fake {
     }
 
     /// Notifies the worker of work.
-    pub(super) fn stir(&self) {
+    pub(super) fn wake(&self) {
         self.changed.notify_waiters();
     }
 

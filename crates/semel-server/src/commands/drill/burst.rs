@@ -17,10 +17,10 @@ pub(super) async fn duplicate_messages(ground: &mut DrillEnvironment) -> anyhow:
         let key = format!("order-{number}");
         for _ in 0..2 {
             let fields = ["XADD", &stream, "*", "type", "order.paid", "dedupe_key", &key, "payload", "[]"];
-            ground.redis()?.tell(&fields).await?;
+            ground.redis()?.command(&fields).await?;
         }
     }
-    ground.redis()?.tell(&["XADD", &stream, "*", "rubbish", "x"]).await?;
+    ground.redis()?.command(&["XADD", &stream, "*", "rubbish", "x"]).await?;
     until("the effects", || async { Ok(target.effects() >= 50) }).await?;
     until("the dead letter", || async { Ok(server.letters("pending").await?.len() == 1) }).await?;
     ground.same("100 messages, 50 of them twice: 50 effects", &target.effects(), &50);
@@ -31,7 +31,7 @@ pub(super) async fn duplicate_messages(ground: &mut DrillEnvironment) -> anyhow:
         &letter["cause"],
         &json!("undecodable"),
     );
-    let pending = ground.redis()?.tell(&["XPENDING", &stream, "semel"]).await?;
+    let pending = ground.redis()?.command(&["XPENDING", &stream, "semel"]).await?;
     ground.check(
         "nothing is pending in the stream",
         format!("{pending:?}").contains("int(0)"),

@@ -42,7 +42,7 @@ impl DrillRedis {
     }
 
     /// Sends one command.
-    pub(super) async fn tell(&self, words: &[&str]) -> anyhow::Result<Value> {
+    pub(super) async fn command(&self, words: &[&str]) -> anyhow::Result<Value> {
         let mut command = Cmd::new();
         for word in words {
             command.arg(*word);
@@ -62,8 +62,8 @@ impl DrillRedis {
             _ => ("HVALS", &[][..]),
         };
         let mut members = Vec::new();
-        for key in texts(self.tell(&["KEYS", &format!("{}:*:{part}", self.prefix)]).await?) {
-            members.extend(texts(self.tell(&[&[list, &key], range].concat()).await?));
+        for key in texts(self.command(&["KEYS", &format!("{}:*:{part}", self.prefix)]).await?) {
+            members.extend(texts(self.command(&[&[list, &key], range].concat()).await?));
         }
         Ok(members)
     }
@@ -85,9 +85,9 @@ impl DrillRedis {
         if self.own.is_some() {
             return;
         }
-        if let Ok(keys) = self.tell(&["KEYS", &format!("{}*", self.prefix)]).await {
+        if let Ok(keys) = self.command(&["KEYS", &format!("{}*", self.prefix)]).await {
             for key in texts(keys) {
-                let _ = self.tell(&["DEL", &key]).await;
+                let _ = self.command(&["DEL", &key]).await;
             }
         }
     }

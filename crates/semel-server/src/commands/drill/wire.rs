@@ -129,7 +129,7 @@ struct RecentBytes(Vec<u8>);
 
 impl RecentBytes {
     /// Adds bytes. Returns the action if the expected text was found.
-    fn hear(&mut self, chunk: &[u8], side: WireEnd, shared: &WireShared) -> Option<WireAction> {
+    fn receive(&mut self, chunk: &[u8], side: WireEnd, shared: &WireShared) -> Option<WireAction> {
         self.0.extend_from_slice(chunk);
         let mut trap = shared.trap.lock();
         let says = trap.as_ref().filter(|trap| trap.side == side).map(|trap| trap.says.as_slice());
@@ -174,7 +174,7 @@ async fn carry(client: TcpStream, shared: Arc<WireShared>) {
             WireEnd::Asked => (&mut asked, &one[..length]),
             WireEnd::Answered => (&mut answered, &other[..length]),
         };
-        match said.hear(chunk, side, &shared) {
+        match said.receive(chunk, side, &shared) {
             None => {}
             Some(WireAction::Hold) => {
                 if wired.wait_for(|wired| *wired != Wired::Held).await.is_err() {

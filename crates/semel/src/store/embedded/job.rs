@@ -207,7 +207,7 @@ impl Writing<'_> {
 }
 
 impl PendingCommit {
-    pub(super) fn tell(self) {
+    pub(super) fn notify(self) {
         match self {
             // The caller may have been dropped; the command is valid anyway.
             Self::Command(ordered, ruling, _) => drop(ordered.answer.send(ruling)),

@@ -157,7 +157,7 @@ impl Writer {
                         self.shared.local.announce(ordered.id, &ordered.command, ruling);
                     }
                 }
-                pending.into_iter().for_each(PendingCommit::tell);
+                pending.into_iter().for_each(PendingCommit::notify);
             }
             Err(Abort { fault, damage: Damage::Unknown }) => {
                 let fault = self.shared.poison(fault);

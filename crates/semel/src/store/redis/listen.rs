@@ -37,7 +37,7 @@ pub(super) async fn listen(shared: Arc<Shared>, mut watched: UnboundedReceiver<K
         match opened {
             Ok(wire) => {
                 let mut ear = Ear { shared: &shared, wire, keys: HashSet::new() };
-                if let Err(error) = ear.hear(&mut watched, &mut messages, &mut backoff).await {
+                if let Err(error) = ear.receive(&mut watched, &mut messages, &mut backoff).await {
                     tracing::warn!(store = %shared.name, %error, "the Redis subscription broke; no wake-ups until it is restored");
                 }
             }
@@ -59,7 +59,7 @@ struct Ear<'a> {
 
 impl Ear<'_> {
     /// Returns when the connection is broken.
-    async fn hear(
+    async fn receive(
         &mut self,
         watched: &mut UnboundedReceiver<KeyId>,
         messages: &mut UnboundedReceiver<PushInfo>,
@@ -92,7 +92,7 @@ impl Ear<'_> {
                     self.add(std::mem::take(&mut new)).await?;
                 }
                 _ = tick.tick() => {
-                    self.leave().await?;
+                    self.unsubscribe_all().await?;
                     self.ping().await?;
                 }
             }
@@ -113,7 +113,7 @@ impl Ear<'_> {
     }
 
     /// Unsubscribes from keys that are no longer watched.
-    async fn leave(&mut self) -> RedisResult<()> {
+    async fn unsubscribe_all(&mut self) -> RedisResult<()> {
         let left: Vec<KeyId> =
             self.keys.iter().filter(|id| !self.shared.wakeups.is_watched(**id)).copied().collect();
         for batch in left.chunks(BATCH) {
