@@ -199,10 +199,17 @@ impl Postgres {
     /// Why it did not start, with the end of its log.
     pub fn restart(&self) -> Result<()> {
         self.kill();
-        self.daemon.start_again(
-            || options::command(&self.programs, self.daemon.folder(), self.owner),
-            |pid| Ok(options::is_ready(self.daemon.folder(), pid)),
-        )
+        let start = || {
+            self.daemon.start_again(
+                || options::command(&self.programs, self.daemon.folder(), self.owner),
+                |pid| Ok(options::is_ready(self.daemon.folder(), pid)),
+            )
+        };
+        // A backend that was forked while the server was killed ends by itself, and holds the shared memory until then.
+        wait::for_some("the backends of the killed server end", PATIENCE, || match start() {
+            Err(Error::Start { log, .. }) if log.contains("pre-existing shared memory") => Ok(None),
+            ended => ended.map(Some),
+        })
     }
 
     /// Waits until this standby has applied everything that the primary has written so far.
