@@ -174,7 +174,7 @@ impl Grade {
     pub(crate) const fn word(self) -> &'static str {
         match self {
             Self::Passed => "passed",
-            Self::Failed => "**failed**",
+            Self::Failed => "failed",
             Self::NotMet => "not met",
             Self::Skipped => "skipped",
         }

@@ -69,7 +69,7 @@ fn write_file(page: &mut String, file: &FileReport) {
             page,
             "<tr><td class=\"{}\">{}</td><td>{}{detail}</td><td>{}</td></tr>",
             grade.map_or("skipped", class),
-            grade.map_or("skipped", word),
+            grade.map_or("skipped", Grade::word),
             escape(&case.title),
             case.level.name()
         );
@@ -127,9 +127,4 @@ fn class(grade: Grade) -> &'static str {
         Grade::NotMet => "not_met",
         Grade::Skipped => "skipped",
     }
-}
-
-/// The grade in words.
-fn word(grade: Grade) -> &'static str {
-    grade.word().trim_matches('*')
 }

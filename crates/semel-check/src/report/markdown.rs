@@ -27,13 +27,11 @@ pub fn markdown(report: &Report) -> String {
     for file in &report.storyboards {
         let _ = writeln!(text, "| | {} | level |\n|---|---|---|", cell(&file.title));
         for case in &file.cases {
-            let _ = writeln!(
-                text,
-                "| {} | {} | {} |",
-                file.grade_of(case).map_or("skipped", Grade::word),
-                cell(&case.title),
-                case.level.name()
-            );
+            let grade = file.grade_of(case);
+            let word = grade.map_or("skipped", Grade::word);
+            // So that a failure stands out in a long table.
+            let bold = if grade == Some(Grade::Failed) { "**" } else { "" };
+            let _ = writeln!(text, "| {bold}{word}{bold} | {} | {} |", cell(&case.title), case.level.name());
         }
         text.push('\n');
         for notice in &file.notices {

@@ -386,19 +386,19 @@ pub enum TriggerRule {
     WaiterServed,
 }
 
+impl CallerState {
+    /// A caller that remembers nothing.
+    fn at(stage: CallerStage) -> Self {
+        let (expired, acknowledged) = (RunSet::default(), None);
+        let (generation, fence, token, era, began) = (0, 0, 0, 0, 0);
+        Self { stage, generation, fence, token, late: false, alone: false, era, began, expired, acknowledged }
+    }
+}
+
 impl TriggerState {
     pub(super) fn new(model: &TriggerModel) -> Self {
-        let caller = |at: usize| CallerState {
-            stage: if at < model.callers.len() { CallerStage::Idle } else { CallerStage::Absent },
-            generation: 0,
-            fence: 0,
-            token: 0,
-            late: false,
-            alone: false,
-            era: 0,
-            began: 0,
-            expired: RunSet::default(),
-            acknowledged: None,
+        let caller = |at: usize| {
+            CallerState::at(if at < model.callers.len() { CallerStage::Idle } else { CallerStage::Absent })
         };
         let drainer = |at: usize| if at < model.drainers { DrainerStep::Idle } else { DrainerStep::Absent };
         Self {
@@ -452,18 +452,7 @@ impl TriggerState {
                     | CallerStage::Gone
             );
             if over {
-                *caller = CallerState {
-                    stage: caller.stage,
-                    generation: 0,
-                    fence: 0,
-                    token: 0,
-                    late: false,
-                    alone: false,
-                    era: 0,
-                    began: 0,
-                    expired: RunSet::default(),
-                    acknowledged: None,
-                };
+                *caller = CallerState::at(caller.stage);
             }
         }
         let mut used = 0_u64;

@@ -319,8 +319,9 @@ fn verifier(table: &mut Table<'_>, environment: &Environment<'_>) -> Option<Veri
 /// A URL, a path of the API, or `""` for none.
 fn documentation(value: &toml::de::DeValue<'_>) -> Result<String, String> {
     let link = text(value)?;
-    let known = link.is_empty() || ["/", "http://", "https://"].iter().any(|start| link.starts_with(start));
-    if known && link.parse::<http::Uri>().is_ok_and(|_| !link.contains(['<', '>', '"'])) || link.is_empty() {
+    let known = ["/", "http://", "https://"].iter().any(|start| link.starts_with(start));
+    let sound = known && link.parse::<http::Uri>().is_ok() && !link.contains(['<', '>', '"']);
+    if sound || link.is_empty() {
         return Ok(link);
     }
     Err(format!(

@@ -282,8 +282,8 @@ async fn a_claim_with_another_payload_does_not_take_the_key() {
     let sent_away = deployment.triggers.trigger(&wrong).await;
     assert!(matches!(sent_away, Err(TriggerError::Conflict)), "{sent_away:?}");
     lose_buffer(&redis);
-    let anew = trigger(&deployment.triggers, &right).await;
-    assert!(!anew.cached, "the key is not bound to what was sent away");
+    let again = trigger(&deployment.triggers, &right).await;
+    assert!(!again.cached, "the key is not bound to what was sent away");
 }
 
 // A claim that points at an id which no longer exists does not block its key

@@ -38,8 +38,8 @@ async fn late_duplicate() {
     assert_eq!(engine.stats().count("expired"), 1);
     assert!(heard.all().iter().any(|event| event.starts_with("expired")));
     clock.advance(MEMORY);
-    let anew = effect.once(&engine).await.unwrap();
-    assert_eq!((anew.value, anew.replayed), (2, false));
+    let again = effect.once(&engine).await.unwrap();
+    assert_eq!((again.value, again.replayed), (2, false));
 }
 
 // Many duplicates around the edge: the outcome, then expired, then new; never back, and nothing else.
