@@ -3,8 +3,9 @@
 //! The one rule: **nothing is sent twice.** A request goes to another connection only where the first one hands it back
 //! untouched, which it does when it was found closed before the first byte.
 //!
-//! This is not hyper-util's pool, because that one does not tell which connection a request took, so that no gate could stop its bytes,
-//! and does not limit open connections.
+//! hyper-util's client keeps that rule too (`tests/it/client/started.rs` shows it for both). It is not used here because its errors do
+//! not tell a request that was not sent from one in doubt, it does not say which connection a request takes before the first byte, so
+//! that no [`SendGate`] could stop it, and it limits neither open connections nor the requests that need a fresh one.
 
 use std::sync::Arc;
 use std::time::Duration;
