@@ -109,7 +109,7 @@ impl Gateway {
         EdgeOptions {
             tls: self.tls.clone(),
             limits: config.limits,
-            patience: config.patience,
+            timeouts: config.timeouts,
             key_headers,
             trusted_headers: config.trusted_headers.clone(),
             hosts: config.hosts.clone(),
@@ -262,7 +262,7 @@ fn failed(guard: &Guard, error: &CallError) -> Response<Body> {
         }
     };
     tracing::warn!(target: "semel", %error, outcome = situation.code(), "upstream did not answer");
-    let mut answer = guard.profile().tell(&Problem::new(situation, detail));
+    let mut answer = guard.profile().answer(&Problem::new(situation, detail));
     *answer.status_mut() = error.status();
     answer
 }

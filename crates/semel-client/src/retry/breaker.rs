@@ -6,8 +6,8 @@ use super::slots::Slots;
 use super::table::DestinationHealth;
 use semel::time::Timestamp;
 
-const WELL: usize = 0;
-const ILL: usize = 1;
+const SUCCESSES: usize = 0;
+const FAILURES: usize = 1;
 
 /// How a breaker stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,9 +49,9 @@ pub(super) struct BreakerSettings {
 #[derive(Debug)]
 pub(super) struct Breaker {
     trip: BreakerSettings,
-    /// Ends of the window, well and ill.
+    /// Calls that ended within the window: successes and failures.
     slots: Slots,
-    standing: BreakerState,
+    state: BreakerState,
     /// Raised with every change. A call knows by it in which period it began, and a late end of an earlier one
     /// neither opens nor closes anything.
     period: u64,
@@ -85,7 +85,7 @@ pub(super) enum Pass {
 impl Breaker {
     pub(super) fn new(trip: BreakerSettings) -> Self {
         let slots = Slots::new(trip.window);
-        Self { trip, slots, standing: BreakerState::Closed, period: 0, rest: trip.rest, opened: 0 }
+        Self { trip, slots, state: BreakerState::Closed, period: 0, rest: trip.rest, opened: 0 }
     }
 
     /// Goes by other settings from now on. It stands as it stood: nothing is let through because somebody read a config.
@@ -102,14 +102,14 @@ impl Breaker {
     }
 
     pub(super) fn pass(&mut self, now: Timestamp) -> Pass {
-        if let BreakerState::Open { since, until } = self.standing {
+        if let BreakerState::Open { since, until } = self.state {
             // A clock that was put back must not keep it open for longer than it was meant to be.
             if now < until && now >= since {
                 return Pass::Wait { until };
             }
             self.change(BreakerState::HalfOpen { out: 0, passed: 0 });
         }
-        if let BreakerState::HalfOpen { out, passed } = &mut self.standing {
+        if let BreakerState::HalfOpen { out, passed } = &mut self.state {
             if out > passed {
                 return Pass::Wait { until: now.after(self.slots.step().min(self.trip.rest)) };
             }
@@ -123,21 +123,21 @@ impl Breaker {
         if period != self.period {
             return;
         }
-        match (&mut self.standing, health) {
-            (BreakerState::Closed, Some(DestinationHealth::Well)) => self.slots.add(now, WELL),
-            (BreakerState::Closed, Some(DestinationHealth::Ill)) => {
-                self.slots.add(now, ILL);
-                let [well, ill] = self.slots.sums(now);
-                let calls = well + ill;
-                if calls >= self.trip.calls && ill * 100 >= calls * u64::from(self.trip.percent) {
+        match (&mut self.state, health) {
+            (BreakerState::Closed, Some(DestinationHealth::Healthy)) => self.slots.add(now, SUCCESSES),
+            (BreakerState::Closed, Some(DestinationHealth::Failing)) => {
+                self.slots.add(now, FAILURES);
+                let [successes, failures] = self.slots.sums(now);
+                let calls = successes + failures;
+                if calls >= self.trip.calls && failures * 100 >= calls * u64::from(self.trip.percent) {
                     self.open(now);
                 }
             }
-            (BreakerState::HalfOpen { .. }, Some(DestinationHealth::Ill)) => {
+            (BreakerState::HalfOpen { .. }, Some(DestinationHealth::Failing)) => {
                 self.rest = (self.rest * 2).min(self.trip.longest_rest);
                 self.open(now);
             }
-            (BreakerState::HalfOpen { out, passed }, Some(DestinationHealth::Well)) => {
+            (BreakerState::HalfOpen { out, passed }, Some(DestinationHealth::Healthy)) => {
                 *out = out.saturating_sub(1);
                 *passed += 1;
                 if *passed >= self.trip.probes {
@@ -146,26 +146,26 @@ impl Breaker {
                     self.change(BreakerState::Closed);
                 }
             }
-            (BreakerState::HalfOpen { out, .. }, Some(DestinationHealth::Silent) | None) => {
+            (BreakerState::HalfOpen { out, .. }, Some(DestinationHealth::Unclear) | None) => {
                 *out = out.saturating_sub(1);
             }
-            (BreakerState::Closed, Some(DestinationHealth::Silent) | None)
+            (BreakerState::Closed, Some(DestinationHealth::Unclear) | None)
             | (BreakerState::Open { .. }, _) => {}
         }
     }
 
     pub(super) fn circuit(&self) -> Circuit {
-        match self.standing {
+        match self.state {
             BreakerState::Closed => Circuit::Closed,
             BreakerState::Open { until, .. } => Circuit::Open { until },
             BreakerState::HalfOpen { .. } => Circuit::HalfOpen,
         }
     }
 
-    /// Ends of the window: all, and those that were ill.
+    /// Calls that ended within the window: all, and those that failed.
     pub(super) fn calls(&mut self, now: Timestamp) -> (u64, u64) {
-        let [well, ill] = self.slots.sums(now);
-        (well + ill, ill)
+        let [successes, failures] = self.slots.sums(now);
+        (successes + failures, failures)
     }
 
     /// How often it opened.
@@ -179,8 +179,8 @@ impl Breaker {
         self.change(BreakerState::Open { since: now, until: now.after(self.rest) });
     }
 
-    fn change(&mut self, standing: BreakerState) {
-        self.standing = standing;
+    fn change(&mut self, state: BreakerState) {
+        self.state = state;
         self.period += 1;
     }
 }

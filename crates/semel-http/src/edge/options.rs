@@ -18,7 +18,7 @@ pub struct EdgeOptions {
     /// Limits on requests and connections.
     pub limits: EdgeLimits,
     /// Timeouts for clients.
-    pub patience: ClientTimeouts,
+    pub timeouts: ClientTimeouts,
     /// The headers that carry keys. A request that is ambiguous about one of them is refused.
     pub key_headers: Vec<HeaderName>,
     /// Headers that the service trusts, in addition to the built-in ones. `Connection` must not remove them. They must not arrive as a
@@ -43,7 +43,7 @@ impl Default for EdgeOptions {
         Self {
             tls: None,
             limits: EdgeLimits::default(),
-            patience: ClientTimeouts::default(),
+            timeouts: ClientTimeouts::default(),
             key_headers: vec![HeaderName::from_static("idempotency-key")],
             trusted_headers: usually_trusted(),
             hosts: Vec::new(),

@@ -106,7 +106,7 @@ struct RpcError<'a> {
 impl McpCall {
     /// A problem in the caller's format: the result of its tool, or a JSON-RPC error.
     pub(crate) fn tell(&self, profile: &Profile, problem: &Problem) -> Response<Body> {
-        let telling = profile.telling(problem.situation);
+        let telling = profile.text(problem.situation);
         let retry_after = problem.retry_after.map(|after| {
             let (least, most) = telling.hint_within.unwrap_or((1, u64::MAX));
             seconds(after).clamp(least, most)

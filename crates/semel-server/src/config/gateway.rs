@@ -49,7 +49,7 @@ pub(crate) struct GatewayConfig {
     pub(crate) upgrades: Vec<String>,
     /// Headers that the upstream trusts.
     pub(crate) trusted_headers: Vec<HeaderName>,
-    pub(crate) patience: ClientTimeouts,
+    pub(crate) timeouts: ClientTimeouts,
 }
 
 pub(super) const STORE_DOWN: [(&str, StoreDown); 2] =
@@ -98,7 +98,7 @@ impl GatewayConfig {
         let tls = Certificate::read(&mut table);
         let proxy = proxy(&mut table, &profile);
         let (limits, capacity) = limits(&mut table);
-        let (patience, proxy) = timeouts(&mut table, proxy);
+        let (timeouts, proxy) = read_timeouts(&mut table, proxy);
         let span = table.span();
         table.done();
 
@@ -141,7 +141,7 @@ impl GatewayConfig {
             hosts,
             upgrades,
             trusted_headers,
-            patience,
+            timeouts,
         })
     }
 
@@ -398,22 +398,22 @@ fn buffered(value: &toml::de::DeValue<'_>) -> Result<u64, String> {
     }
 }
 
-fn timeouts(table: &mut Table<'_>, mut proxy: ProxyOptions) -> (ClientTimeouts, ProxyOptions) {
-    let mut patience = ClientTimeouts::default();
-    let Some(mut table) = table.table("timeouts") else { return (patience, proxy) };
+fn read_timeouts(table: &mut Table<'_>, mut proxy: ProxyOptions) -> (ClientTimeouts, ProxyOptions) {
+    let mut timeouts = ClientTimeouts::default();
+    let Some(mut table) = table.table("timeouts") else { return (timeouts, proxy) };
     let mut set = |key, place: &mut Duration| {
         if let Some(length) = table.get(key, duration) {
             *place = length;
         }
     };
-    set("head", &mut patience.head);
-    set("body", &mut patience.body);
-    set("idle", &mut patience.idle);
-    set("write", &mut patience.write);
+    set("head", &mut timeouts.head);
+    set("body", &mut timeouts.body);
+    set("idle", &mut timeouts.idle);
+    set("write", &mut timeouts.write);
     set("tunnel", &mut proxy.tunnel);
     set("connect", &mut proxy.connect);
     set("read", &mut proxy.read);
     proxy.total = table.get("total", duration);
     table.done();
-    (patience, proxy)
+    (timeouts, proxy)
 }

@@ -90,7 +90,7 @@ fn the_example_can_be_read() {
     let usual = bare.gateway.unwrap();
     assert_eq!(format!("{:?}", gateway.limits), format!("{:?}", usual.limits));
     assert_eq!(gateway.capacity, usual.capacity);
-    assert_eq!(format!("{:?}", gateway.patience), format!("{:?}", usual.patience));
+    assert_eq!(format!("{:?}", gateway.timeouts), format!("{:?}", usual.timeouts));
     assert_eq!(format!("{:?}", gateway.proxy), format!("{:?}", usual.proxy));
     assert_eq!(
         (gateway.namespace, gateway.profile, gateway.listen),
