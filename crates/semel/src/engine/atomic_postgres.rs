@@ -105,7 +105,7 @@ where
     F: AsyncFnOnce(&mut PgConnection, &Attempt) -> R,
 {
     let id = ask.subject.id;
-    emit_refusal(store, connection, "SAVEPOINT semel").await?;
+    execute(store, connection, "SAVEPOINT semel").await?;
     let ran: Result<R::Value, RunError<E>> = async {
         // This command can be repeated, and it locks the record. A caller that lost the claim learns it here, before
         // the effect runs.
@@ -139,18 +139,18 @@ where
     .await;
     match ran {
         Ok(value) => {
-            emit_refusal(store, connection, "RELEASE SAVEPOINT semel").await?;
+            execute(store, connection, "RELEASE SAVEPOINT semel").await?;
             Ok(value)
         }
         Err(error) => {
             // If this fails too, the transaction is broken and cannot be committed.
-            emit_refusal(store, connection, "ROLLBACK TO SAVEPOINT semel; RELEASE SAVEPOINT semel").await?;
+            execute(store, connection, "ROLLBACK TO SAVEPOINT semel; RELEASE SAVEPOINT semel").await?;
             Err(error)
         }
     }
 }
 
-async fn emit_refusal(
+async fn execute(
     store: &PostgresStore,
     connection: &mut PgConnection,
     sql: &'static str,
