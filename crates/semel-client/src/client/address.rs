@@ -11,7 +11,7 @@ pub(super) struct BaseUrl {
     scheme: Scheme,
     pub(super) host: Box<str>,
     pub(super) port: u16,
-    host_value: HeaderValue,
+    pub(super) host_value: HeaderValue,
     authority: Authority,
     /// What stands before every path; empty, or begins with a slash and does not end with one.
     prefix: Box<str>,
@@ -74,10 +74,6 @@ impl BaseUrl {
 
     pub(super) fn is_tls(&self) -> bool {
         self.scheme == Scheme::HTTPS
-    }
-
-    pub(super) fn host_value(&self) -> &HeaderValue {
-        &self.host_value
     }
 
     /// The target of a request: path and query behind the prefix, as HTTP/1 writes it.

@@ -39,7 +39,7 @@ pub(super) struct PoolLimits {
 }
 
 pub(super) struct ServicePool {
-    address: BaseUrl,
+    pub(super) address: BaseUrl,
     connector: ServiceConnector,
     limits: PoolLimits,
     /// Unused connections, the last used one last: the ones at the front grow old and go.
@@ -92,10 +92,6 @@ impl ServicePool {
         let connector = ServiceConnector::new(&address, dialing)?;
         let room = Arc::new(Semaphore::new(limits.connections.min(Semaphore::MAX_PERMITS)));
         Ok(Self { address, connector, limits, idle: Mutex::default(), room })
-    }
-
-    pub(super) fn address(&self) -> &BaseUrl {
-        &self.address
     }
 
     /// Sends a request once and reads its answer, all of it until `until`. Under a control only the status of a success

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::destination::Limits;
 use super::slots::Slots;
 use super::table::DestinationHealth;
 use semel::time::Timestamp;
@@ -35,20 +36,9 @@ impl Circuit {
     }
 }
 
-/// The settings of a breaker, checked.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct BreakerSettings {
-    pub(super) window: Duration,
-    pub(super) percent: u32,
-    pub(super) calls: u64,
-    pub(super) rest: Duration,
-    pub(super) longest_rest: Duration,
-    pub(super) probes: u32,
-}
-
 #[derive(Debug)]
 pub(super) struct Breaker {
-    trip: BreakerSettings,
+    limits: Limits,
     /// Calls that ended within the window: successes and failures.
     slots: Slots,
     state: BreakerState,
@@ -57,7 +47,8 @@ pub(super) struct Breaker {
     period: u64,
     /// How long it rests when it opens next; doubled by every probe that fails.
     rest: Duration,
-    opened: u64,
+    /// How often it opened.
+    pub(super) opened: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -83,22 +74,22 @@ pub(super) enum Pass {
 }
 
 impl Breaker {
-    pub(super) fn new(trip: BreakerSettings) -> Self {
-        let slots = Slots::new(trip.window);
-        Self { trip, slots, state: BreakerState::Closed, period: 0, rest: trip.rest, opened: 0 }
+    pub(super) fn new(limits: Limits) -> Self {
+        let slots = Slots::new(limits.window);
+        Self { limits, slots, state: BreakerState::Closed, period: 0, rest: limits.rest, opened: 0 }
     }
 
     /// Goes by other settings from now on. It stands as it stood: nothing is let through because somebody read a config.
-    pub(super) fn adopt(&mut self, trip: BreakerSettings) {
-        if trip.window != self.trip.window {
-            self.slots = Slots::new(trip.window);
+    pub(super) fn adopt(&mut self, limits: Limits) {
+        if limits.window != self.limits.window {
+            self.slots = Slots::new(limits.window);
         }
         // One that was doubled stays so, within the new bounds.
-        self.rest = match self.rest == self.trip.rest {
-            true => trip.rest,
-            false => self.rest.clamp(trip.rest, trip.longest_rest),
+        self.rest = match self.rest == self.limits.rest {
+            true => limits.rest,
+            false => self.rest.clamp(limits.rest, limits.longest_rest),
         };
-        self.trip = trip;
+        self.limits = limits;
     }
 
     pub(super) fn pass(&mut self, now: Timestamp) -> Pass {
@@ -111,7 +102,7 @@ impl Breaker {
         }
         if let BreakerState::HalfOpen { out, passed } = &mut self.state {
             if out > passed {
-                return Pass::Wait { until: now.after(self.slots.step().min(self.trip.rest)) };
+                return Pass::Wait { until: now.after(self.slots.step().min(self.limits.rest)) };
             }
             *out += 1;
         }
@@ -129,19 +120,21 @@ impl Breaker {
                 self.slots.add(now, FAILURES);
                 let [successes, failures] = self.slots.sums(now);
                 let calls = successes + failures;
-                if calls >= self.trip.calls && failures * 100 >= calls * u64::from(self.trip.percent) {
+                if calls >= u64::from(self.limits.failure_calls)
+                    && failures * 100 >= calls * u64::from(self.limits.failure_percent)
+                {
                     self.open(now);
                 }
             }
             (BreakerState::HalfOpen { .. }, Some(DestinationHealth::Failing)) => {
-                self.rest = (self.rest * 2).min(self.trip.longest_rest);
+                self.rest = (self.rest * 2).min(self.limits.longest_rest);
                 self.open(now);
             }
             (BreakerState::HalfOpen { out, passed }, Some(DestinationHealth::Healthy)) => {
                 *out = out.saturating_sub(1);
                 *passed += 1;
-                if *passed >= self.trip.probes {
-                    self.rest = self.trip.rest;
+                if *passed >= self.limits.probes {
+                    self.rest = self.limits.rest;
                     self.slots.clear();
                     self.change(BreakerState::Closed);
                 }
@@ -166,11 +159,6 @@ impl Breaker {
     pub(super) fn calls(&mut self, now: Timestamp) -> (u64, u64) {
         let [successes, failures] = self.slots.sums(now);
         (successes + failures, failures)
-    }
-
-    /// How often it opened.
-    pub(super) fn opened(&self) -> u64 {
-        self.opened
     }
 
     fn open(&mut self, now: Timestamp) {
