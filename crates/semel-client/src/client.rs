@@ -20,7 +20,6 @@
 //! # }
 //! ```
 
-mod address;
 mod builder;
 mod control;
 mod error;
@@ -39,13 +38,13 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-pub use self::address::AddressError;
 pub use self::builder::{ClientBuildError, ClientBuilder};
 pub use self::control::SendControl;
 pub use self::error::{AnswerDecodeError, Error, Lost, TryFailure};
 pub use self::request::{Conflicts, Request, RequestError};
 
 use self::pool::ServicePool;
+pub use crate::connect::AddressError;
 use crate::retry::{Call, Destination, Judged, Repeat, Retry, Signal, StoryIds, Try, TryResult, Verdict};
 use semel::time::Clock;
 
@@ -210,11 +209,11 @@ impl Client {
         };
         // On a connection that was used before, a server that closes it just now leaves the outcome unknown. A call that may
         // not repeat a call cannot bear that.
-        let ride = match request.repeat() {
+        let choice = match request.repeat() {
             Repeat::Safe => pool::ConnectionChoice::Any,
             Repeat::Unsafe => pool::ConnectionChoice::Fresh,
         };
-        self.inner.pool.exchange(message, begun, begun + timeout, ride, control).await
+        self.inner.pool.exchange(message, begun, begun + timeout, choice, control).await
     }
 
     /// The request as it goes over the wire.

@@ -16,7 +16,7 @@ use parking_lot::RwLock;
 use semel::Engine;
 use semel_http::call::{CallError, CallFate, ServiceCaller};
 use semel_http::capacity::Capacity;
-use semel_http::edge::{self, Departed, EdgeOptions, PlainRequest, Shortcut, Taken, Tls};
+use semel_http::edge::{self, DisconnectPolicy, EdgeOptions, PlainRequest, Shortcut, Taken, Tls};
 use semel_http::observe::{AnswerCounters, KeyUsed};
 use semel_http::problem::Problem;
 use semel_http::proxy::Proxy;
@@ -116,7 +116,7 @@ impl Gateway {
             upgrades: config.upgrades.clone(),
             drain,
             // A client that disconnects must not stop a payment half-way.
-            departed: Departed::Finish,
+            on_disconnect: DisconnectPolicy::Finish,
             closed_at_limit,
             // With a collector every request needs a span, and the shortcut creates none.
             shortcut: exporter.is_none().then(|| Arc::new(self.service(None)) as Arc<dyn Shortcut>),

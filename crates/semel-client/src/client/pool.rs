@@ -20,12 +20,12 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
-use super::address::BaseUrl;
 use super::builder::ClientBuildError;
 use super::control::{SendControl, SendGate, StoppedRequest};
 use super::error::Lost;
 use super::stream::{Dialing, ServiceConnector};
 use super::{Response, Sent};
+use crate::connect::BaseUrl;
 
 pub(super) type ClientMessage = http::Request<Full<Bytes>>;
 
@@ -101,13 +101,13 @@ impl ServicePool {
         mut message: ClientMessage,
         begun: Instant,
         until: Instant,
-        ride: ConnectionChoice,
+        choice: ConnectionChoice,
         control: Option<Arc<dyn SendControl>>,
     ) -> Sent {
         let control = control.as_ref();
         let may_send = || control.is_none_or(|control| control.may_send());
         loop {
-            let used = if ride == ConnectionChoice::Fresh { None } else { self.unused() };
+            let used = if choice == ConnectionChoice::Fresh { None } else { self.unused() };
             let was_used = used.is_some();
             let mut line = match used {
                 Some(line) => line,

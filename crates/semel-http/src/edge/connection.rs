@@ -17,7 +17,7 @@ use tower_service::Service;
 use super::body::RequestBody;
 use super::call::Calls;
 use super::link::{ConnectionLink, RequestPart};
-use super::options::{Departed, EdgeOptions};
+use super::options::{DisconnectPolicy, EdgeOptions};
 use super::rules::ListenerRules;
 use super::unsealed::{self, FirstByte};
 use super::wire::{Wire, WireProtocol};
@@ -131,8 +131,8 @@ async fn speak<IO, S, B>(
             let mut builder = http1::Builder::new();
             // The wire enforces timeouts and limits. With `Finish`, a client that closes its side still gets its answer, and a client
             // that disconnects does not cancel a request in progress.
-            let departed = shared.options.departed;
-            builder.half_close(departed == Departed::Finish).header_read_timeout(None);
+            let on_disconnect = shared.options.on_disconnect;
+            builder.half_close(on_disconnect == DisconnectPolicy::Finish).header_read_timeout(None);
             if limits.headers > HYPERS_HEADERS {
                 // Set only if it is not hyper's default: with an explicit number, hyper allocates that many headers for every request.
                 builder.max_headers(limits.headers);

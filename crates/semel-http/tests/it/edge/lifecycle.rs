@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
-use semel_http::edge::{self, Departed, DrainResult, EdgeOptions};
+use semel_http::edge::{self, DisconnectPolicy, DrainResult, EdgeOptions};
 use semel_http::proxy::ProxyOptions;
 use tokio::io::AsyncWriteExt as _;
 use tower_service::Service;
@@ -105,7 +105,9 @@ async fn work_of_a_departed_client_can_be_dropped() {
 
     let waits = Waits::default();
     let begun = || waits.0.0.load(Ordering::SeqCst) == 1;
-    let gateway = Gateway::of(waits.clone(), edge::EdgeOptions { departed: Departed::Drop, ..small() }).await;
+    let gateway =
+        Gateway::of(waits.clone(), edge::EdgeOptions { on_disconnect: DisconnectPolicy::Drop, ..small() })
+            .await;
     let mut client = gateway.connect().await;
     client.send(GET).await;
     eventually("the call", begun).await;

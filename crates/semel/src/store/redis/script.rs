@@ -129,7 +129,6 @@ impl Rules {
     pub(super) fn when_full(&self) -> &Arc<Script> {
         if self.server_is_new() { &self.when_full } else { &self.usual }
     }
-
 }
 
 /// The arguments of a command, as the script's comments list them.
