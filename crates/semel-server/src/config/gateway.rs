@@ -346,17 +346,15 @@ fn proxy(table: &mut Table<'_>, profile: &Profile) -> ProxyOptions {
 fn limits(table: &mut Table<'_>) -> (EdgeLimits, CapacityLimits) {
     let (mut limits, mut capacity) = (EdgeLimits::default(), CapacityLimits::default());
     let Some(mut table) = table.table("limits") else { return (limits, capacity) };
-    let as_u32 = |number| u32::try_from(number).unwrap_or(u32::MAX);
-    let as_usize = |number| usize::try_from(number).unwrap_or(usize::MAX);
-    limits.connections = table.get("connections", count(1, 1_000_000)).map_or(limits.connections, as_u32);
-    limits.streams = table.get("streams", count(1, 10_000)).map_or(limits.streams, as_u32);
-    limits.headers = table.get("headers", count(1, 10_000)).map_or(limits.headers, as_usize);
-    limits.head_bytes = table.get("head", size).map_or(limits.head_bytes, as_usize);
-    limits.target_bytes = table.get("target", size).map_or(limits.target_bytes, as_usize);
+    limits.connections = table.get("connections", count(1, 1_000_000)).unwrap_or(limits.connections);
+    limits.streams = table.get("streams", count(1, 10_000)).unwrap_or(limits.streams);
+    limits.headers = table.get("headers", count(1, 10_000)).unwrap_or(limits.headers);
+    limits.head_bytes = table.get("head", size).unwrap_or(limits.head_bytes);
+    limits.target_bytes = table.get("target", size).unwrap_or(limits.target_bytes);
     limits.body_bytes = table.get("body", size).unwrap_or(limits.body_bytes);
-    capacity.calls = table.get("calls", count(1, 1_000_000)).map_or(capacity.calls, as_usize);
+    capacity.calls = table.get("calls", count(1, 1_000_000)).unwrap_or(capacity.calls);
     capacity.calls_per_upstream =
-        table.get("calls_per_upstream", count(1, 1_000_000)).map_or(capacity.calls_per_upstream, as_usize);
+        table.get("calls_per_upstream", count(1, 1_000_000)).unwrap_or(capacity.calls_per_upstream);
     capacity.buffered_bytes = table.get("buffered", buffered).unwrap_or(capacity.buffered_bytes);
     table.done();
     (limits, capacity)
