@@ -39,7 +39,7 @@ use self::api::{Api, Needs, Text};
 use self::claims::Claims;
 use self::health::Health;
 use self::throttle::{Failed, LoginThrottle};
-use crate::gateway::Requests;
+use crate::gateway::{Gateway, Requests};
 use crate::pipeline::Pipeline;
 use crate::telemetry::metrics::Metrics;
 
@@ -59,6 +59,8 @@ pub(crate) struct Admin {
     /// None where there is no ledger.
     pipeline: Option<Arc<Pipeline>>,
     requests: Arc<Requests>,
+    /// None where this server has none.
+    gateway: Option<Arc<Gateway>>,
     /// Replaced when the configuration is reloaded.
     access: RwLock<Arc<Access>>,
     logins: LoginThrottle,
@@ -71,6 +73,7 @@ pub(crate) struct Parts {
     pub(crate) pipeline: Option<Arc<Pipeline>>,
     /// What the gateway remembers of its last requests.
     pub(crate) requests: Arc<Requests>,
+    pub(crate) gateway: Option<Arc<Gateway>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) access: Access,
     /// How many claims may wait at once.
@@ -83,8 +86,18 @@ pub(crate) struct Parts {
 
 impl Admin {
     pub(crate) fn new(parts: Parts) -> Arc<Self> {
-        let Parts { engine, secret, pipeline, requests, metrics, access, waiters, max_outcome, reserved } =
-            parts;
+        let Parts {
+            engine,
+            secret,
+            pipeline,
+            requests,
+            gateway,
+            metrics,
+            access,
+            waiters,
+            max_outcome,
+            reserved,
+        } = parts;
         Arc::new(Self {
             health: Health::new(engine.clone(), Arc::clone(&metrics)),
             claims: Claims::new(&engine, &secret, waiters, max_outcome, reserved),
@@ -95,6 +108,7 @@ impl Admin {
             secret,
             pipeline,
             requests,
+            gateway,
         })
     }
 

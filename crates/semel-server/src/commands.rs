@@ -13,4 +13,5 @@ mod remote;
 pub(crate) mod replay;
 pub(crate) mod runbook;
 pub(crate) mod runs;
+mod screen;
 pub(crate) mod serve;

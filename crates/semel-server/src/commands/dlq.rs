@@ -4,9 +4,8 @@ use clap::{Args, Subcommand};
 use http::Method;
 use serde_json::{Value, json};
 
-use super::remote::{
-    Pages, QueryString, cell, encode, get, members, print, read_payload, send, table, write_line,
-};
+use super::remote::{Pages, QueryString, cell, encode, get, members, print, read_payload, send};
+use super::screen::{table, write_line};
 use crate::admin::dead_letters::{ChangeRequest, EditRequest};
 use crate::cli::Remote;
 use crate::client::AdminClient;

@@ -4,7 +4,8 @@ use clap::Subcommand;
 use http::Method;
 use serde_json::{Value, json};
 
-use super::remote::{Pages, QueryString, cell, encode, get, print, read_payload, send, table, write_line};
+use super::remote::{Pages, QueryString, cell, encode, get, print, read_payload, send};
+use super::screen::{table, write_line};
 use crate::admin::events::PublishRequest;
 use crate::cli::Remote;
 use crate::client::AdminClient;

@@ -1,13 +1,12 @@
 //! Shared by commands that talk to a running server: requests, pages, and printing.
 
-use std::io::Write as _;
-
 use anyhow::{Context as _, bail};
 use http::{HeaderValue, Method, header};
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::screen::write_line;
 use crate::cli::Remote;
 use crate::client::{AdminClient, Request};
 use crate::misused::Misused;
@@ -157,27 +156,6 @@ pub(crate) fn print(value: &Value) -> anyhow::Result<()> {
     write_line(&value.to_string())
 }
 
-/// A closed pipe (`| head`) ends the command without an error.
-pub(crate) fn write_line(line: &str) -> anyhow::Result<()> {
-    writeln!(std::io::stdout(), "{line}").context("standard output is closed")
-}
-
-/// Prints rows below their titles, with aligned columns.
-pub(crate) fn table<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> anyhow::Result<()> {
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([titles[column].len()]).max().unwrap_or(0)
-    };
-    let widths: [usize; N] = std::array::from_fn(width);
-    let line = |cells: [&str; N]| {
-        let padded: Vec<String> =
-            cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        padded.join("  ").trim_end().to_owned()
-    };
-    write_line(&line(titles))?;
-    rows.iter().try_for_each(|row| write_line(&line(std::array::from_fn(|at| row[at].as_str()))))
-}
-
 /// A payload in JSON: as it is, from a file (`@FILE`), or from standard input (`-`).
 pub(crate) fn read_payload(payload: &str) -> anyhow::Result<Box<RawValue>> {
     let text = match (payload, payload.strip_prefix('@')) {
@@ -189,8 +167,8 @@ pub(crate) fn read_payload(payload: &str) -> anyhow::Result<Box<RawValue>> {
 }
 
 /// A member as text; empty if it is absent.
-pub(crate) fn cell(item: &Value, name: &str) -> String {
-    match &item[name] {
+pub(crate) fn cell(item: &Value, member: impl serde_json::value::Index) -> String {
+    match &item[member] {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
         other => other.to_string(),

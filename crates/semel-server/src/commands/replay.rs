@@ -8,7 +8,8 @@ use clap::Args;
 use http::Method;
 use serde_json::Value;
 
-use super::remote::{Pages, QueryString, cell, encode, get, print, send, table, write_line};
+use super::remote::{Pages, QueryString, cell, encode, get, print, send};
+use super::screen::{table, write_line};
 use crate::admin::replays::{OrderRequest, ReplayRequest};
 use crate::cli::Remote;
 use crate::client::AdminClient;

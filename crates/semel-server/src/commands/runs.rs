@@ -6,9 +6,8 @@ use clap::Subcommand;
 use http::Method;
 use serde_json::json;
 
-use super::remote::{
-    Pages, QueryString, cell, encode, get, members, print, read_payload, send, table, write_line,
-};
+use super::remote::{Pages, QueryString, cell, encode, get, members, print, read_payload, send};
+use super::screen::{table, write_line};
 use crate::admin::runs::{CancelRequest, PatchRequest, ResetRequest, TriggerRequest};
 use crate::cli::Remote;
 use crate::client::AdminClient;
