@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::remote::{Pages, QueryString, cell, encode, get, members, print, send};
-use super::screen::{age, confirm, table, write_line};
+use super::screen::{age, confirm, printable, table, write_line};
 use crate::admin::keys::{FindRequest, ForgetRequest, SettleRequest};
 use crate::cli::Remote;
 use crate::client::AdminClient;
@@ -38,6 +38,9 @@ pub(crate) enum KeysCommand {
         /// Maximum number of keys
         #[arg(long, default_value_t = 100)]
         limit: usize,
+        /// Continue an earlier list
+        #[arg(long)]
+        cursor: Option<String>,
         #[command(flatten)]
         remote: Remote,
     },
@@ -119,7 +122,7 @@ const SORTED: usize = 10_000;
 /// The server cannot be reached, or refuses.
 pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
     match command {
-        KeysCommand::List { phase, hint, namespace, scope, key, limit, remote } => {
+        KeysCommand::List { phase, hint, namespace, scope, key, limit, cursor, remote } => {
             let mut query = QueryString::default();
             query.add("phase", phase.as_deref());
             query.add("hint", hint.as_deref());
@@ -129,19 +132,18 @@ pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
             }
             query.add("key", key.as_deref());
             let is_doubt = phase.as_deref() == Some("in_doubt");
-            let mut items = Pages::new(&remote, PATH, query)?
-                .collect(if is_doubt { SORTED.max(limit) } else { limit })
-                .await?;
+            let read = if is_doubt { SORTED.max(limit) } else { limit };
+            let mut listed = Pages::new(&remote, PATH, query)?.after(cursor).collect(read).await?;
             if is_doubt {
                 // The store lists by id. The oldest waits longest for a person.
-                items.sort_by_key(|item| cell(item, "claimed_at"));
-                let left_out = items.len().saturating_sub(limit);
-                items.truncate(limit);
-                if left_out > 0 && !remote.json {
+                listed.items.sort_by_key(|item| cell(item, "claimed_at"));
+                let left_out = listed.items.len().saturating_sub(limit);
+                listed.items.truncate(limit);
+                if left_out > 0 {
                     eprintln!("{left_out} more are in doubt; --limit shows them");
                 }
             }
-            if remote.json { print(&json!({ "items": items })) } else { list(&items) }
+            listed.show(&remote, list)
         }
         KeysCommand::Find { key, header, remote } => {
             let found =
@@ -250,11 +252,6 @@ fn answer_lines(answer: &Value) -> Vec<String> {
         lines.extend(body.lines().map(printable));
     }
     lines
-}
-
-/// A line without characters that control the terminal.
-fn printable(line: &str) -> String {
-    line.chars().map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }).collect()
 }
 
 fn show(mut shown: Value) -> anyhow::Result<()> {

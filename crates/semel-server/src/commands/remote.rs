@@ -69,6 +69,34 @@ pub(crate) struct Pages {
     next: NextPage,
 }
 
+/// The items of a list, and how to read on.
+pub(crate) struct Listed {
+    pub(crate) items: Vec<Value>,
+    /// Cursor of the item after the last one.
+    pub(crate) next: Option<String>,
+}
+
+impl Listed {
+    /// Prints the list as JSON, or by `table`; and on standard error how to read on.
+    pub(crate) fn show(
+        self,
+        remote: &Remote,
+        table: impl FnOnce(&[Value]) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        if remote.json {
+            return print(&serde_json::json!({ "items": self.items, "next": self.next }));
+        }
+        table(&self.items)?;
+        if let Some(next) = self.next {
+            eprintln!("there are more: add --cursor {next}");
+        }
+        Ok(())
+    }
+}
+
+/// The longest page of the server.
+const LONGEST_PAGE: usize = 1_000;
+
 /// The next page.
 enum NextPage {
     First,
@@ -77,16 +105,27 @@ enum NextPage {
 }
 
 impl Pages {
-    /// All items, up to `limit`.
-    pub(crate) async fn collect(mut self, limit: usize) -> anyhow::Result<Vec<Value>> {
+    /// The items up to `limit`, and the cursor of those after them.
+    pub(crate) async fn collect(mut self, limit: usize) -> anyhow::Result<Listed> {
         let mut items = Vec::new();
         while items.len() < limit
-            && let Some(page) = self.next().await?
+            && let Some(page) = self.next_up_to(Some(limit - items.len())).await?
         {
             items.extend(page);
         }
-        items.truncate(limit);
-        Ok(items)
+        let next = match self.next {
+            NextPage::After(cursor) => Some(cursor),
+            NextPage::First | NextPage::None => None,
+        };
+        Ok(Listed { items, next })
+    }
+
+    /// Begins at a cursor that an earlier list ended with.
+    pub(crate) fn after(mut self, cursor: Option<String>) -> Self {
+        if let Some(cursor) = cursor {
+            self.next = NextPage::After(cursor);
+        }
+        self
     }
 
     /// The pages of the list at `path`.
@@ -99,7 +138,15 @@ impl Pages {
 
     /// The next page; `None` after the last.
     pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Vec<Value>>> {
+        self.next_up_to(None).await
+    }
+
+    /// The next page with at most so many items, so that its cursor is that of the item after them.
+    async fn next_up_to(&mut self, limit: Option<usize>) -> anyhow::Result<Option<Vec<Value>>> {
         let mut query = self.query.clone();
+        if let Some(limit) = limit {
+            query.add("limit", Some(&limit.clamp(1, LONGEST_PAGE).to_string()));
+        }
         match &self.next {
             NextPage::First => {}
             NextPage::After(cursor) => query.add("cursor", Some(cursor)),

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use clap::Subcommand;
 use http::Method;
-use serde_json::json;
 
 use super::remote::{Pages, QueryString, cell, encode, get, members, print, read_payload, send};
 use super::screen::{table, write_line};
@@ -59,6 +58,9 @@ pub(crate) enum RunsCommand {
         /// Maximum number of runs
         #[arg(long, default_value_t = 100)]
         limit: usize,
+        /// Continue an earlier list
+        #[arg(long, conflicts_with = "buffered")]
+        cursor: Option<String>,
         #[command(flatten)]
         remote: Remote,
     },
@@ -139,8 +141,8 @@ pub(crate) async fn run(command: RunsCommand) -> anyhow::Result<()> {
             let status = cell(&done, "status");
             write_line(format!("{}  {how}  {status}", cell(&done, "id")).trim_end())
         }
-        RunsCommand::List { target, tenant, tag, buffered, limit, remote } => {
-            list(&remote, (target, tenant, tag), buffered, limit).await
+        RunsCommand::List { target, tenant, tag, buffered, limit, cursor, remote } => {
+            list(&remote, (target, tenant, tag), buffered, (limit, cursor)).await
         }
         RunsCommand::Show { id, remote } => {
             let shown = get(&AdminClient::of(&remote)?, &format!("/v1/runs/{}", encode(&id))).await?;
@@ -182,7 +184,7 @@ async fn list(
     remote: &Remote,
     (target, tenant, tag): (Option<String>, Option<String>, Option<String>),
     buffered: bool,
-    limit: usize,
+    (limit, cursor): (usize, Option<String>),
 ) -> anyhow::Result<()> {
     let mut query = QueryString::default();
     query.add("tenant", tenant.as_deref());
@@ -199,11 +201,10 @@ async fn list(
     }
     query.add("target", target.as_deref());
     query.add("tag", tag.as_deref());
-    let items = Pages::new(remote, "/v1/runs", query)?.collect(limit).await?;
-    if remote.json {
-        return print(&json!({ "items": items }));
-    }
+    let listed = Pages::new(remote, "/v1/runs", query)?.after(cursor).collect(limit).await?;
     let names = ["id", "type", "tenant", "dedupe_key", "tags", "accepted_at"];
-    let rows: Vec<[String; 6]> = items.iter().map(|item| names.map(|name| cell(item, name))).collect();
-    table(["ID", "TARGET", "TENANT", "KEY", "TAGS", "ACCEPTED"], &rows)
+    listed.show(remote, |items| {
+        let rows: Vec<[String; 6]> = items.iter().map(|item| names.map(|name| cell(item, name))).collect();
+        table(["ID", "TARGET", "TENANT", "KEY", "TAGS", "ACCEPTED"], &rows)
+    })
 }

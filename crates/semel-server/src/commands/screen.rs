@@ -94,6 +94,11 @@ fn is_coloured() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 
+/// A line without characters that control the terminal.
+pub(crate) fn printable(line: &str) -> String {
+    line.chars().map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }).collect()
+}
+
 /// A duration in its two largest units: `3h 12m`, `41s`, `250ms`.
 pub(crate) fn readable(duration: Duration) -> String {
     let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
