@@ -15,6 +15,7 @@ mod records;
 pub(crate) mod replays;
 pub(crate) mod runs;
 mod schema;
+mod status;
 mod story;
 mod throttle;
 
@@ -274,6 +275,7 @@ fn api() -> Api {
     replays::routes(&mut api);
     runs::routes(&mut api);
     story::routes(&mut api);
+    status::routes(&mut api);
     api
 }
 

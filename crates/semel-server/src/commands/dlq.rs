@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use http::Method;
 use serde_json::{Value, json};
 
-use super::remote::{Pages, QueryString, cell, encode, get, members, print, read_payload, send};
+use super::remote::{Pages, QueryString, cell, counts, encode, get, members, print, read_payload, send};
 use super::screen::{confirm, printable, table, write_line};
 use crate::admin::dead_letters::{ChangeRequest, EditRequest};
 use crate::cli::Remote;
@@ -145,10 +145,7 @@ pub(crate) async fn run(command: DlqCommand) -> anyhow::Result<()> {
                 let [count, target, cause, last, sample, signature] =
                     ["count", "target", "cause", "last_at", "sample", "signature"]
                         .map(|name| cell(item, name));
-                let statuses = item["by_status"].as_object().into_iter().flatten();
-                let statuses: Vec<String> =
-                    statuses.map(|(status, count)| format!("{count} {status}")).collect();
-                [count, statuses.join(", "), target, cause, last, sample, signature]
+                [count, counts(&item["by_status"]), target, cause, last, sample, signature]
             };
             let titles = ["COUNT", "STATUS", "TARGET", "CAUSE", "LAST", "SAMPLE", "SIGNATURE"];
             table(titles, &listed.iter().map(row).collect::<Vec<_>>())

@@ -4,7 +4,7 @@ use clap::Subcommand;
 use http::Method;
 use serde_json::Value;
 
-use super::remote::{Pages, QueryString, cell, encode, get, print, read_payload, send};
+use super::remote::{Pages, QueryString, cell, counts, encode, get, print, read_payload, send};
 use super::screen::{table, write_line};
 use crate::admin::events::PublishRequest;
 use crate::cli::Remote;
@@ -98,9 +98,12 @@ pub(crate) async fn run(command: EventsCommand) -> anyhow::Result<()> {
             let listed = Pages::new(&remote, "/v1/events", query)?.after(cursor).collect(limit).await?;
             let names = ["id", "type", "tenant", "dedupe_key", "accepted_at"];
             listed.show(&remote, |items| {
-                let rows: Vec<[String; 5]> =
-                    items.iter().map(|item| names.map(|name| cell(item, name))).collect();
-                table(["ID", "TYPE", "TENANT", "KEY", "ACCEPTED"], &rows)
+                let row = |item: &Value| {
+                    let [id, event_type, tenant, key, accepted] = names.map(|name| cell(item, name));
+                    [id, counts(&item["states"]), event_type, tenant, key, accepted]
+                };
+                let titles = ["ID", "STATE", "TYPE", "TENANT", "KEY", "ACCEPTED"];
+                table(titles, &items.iter().map(row).collect::<Vec<_>>())
             })
         }
         EventsCommand::Show { id, remote } => {

@@ -222,6 +222,19 @@ pub(crate) fn cell(item: &Value, member: impl serde_json::value::Index) -> Strin
     }
 }
 
+/// Counts by name, without those that are zero: `3 done, 1 dlq`. One alone is its name.
+pub(crate) fn counts(counted: &Value) -> String {
+    let counted: Vec<_> =
+        counted.as_object().into_iter().flatten().filter(|(_, count)| **count != 0).collect();
+    match counted.as_slice() {
+        [(name, count)] if **count == 1 => (*name).clone(),
+        several => {
+            let words: Vec<String> = several.iter().map(|(name, count)| format!("{count} {name}")).collect();
+            words.join(", ")
+        }
+    }
+}
+
 /// Prints an object member by member.
 pub(crate) fn members(shown: &Value) -> anyhow::Result<()> {
     for (name, value) in shown.as_object().into_iter().flatten() {

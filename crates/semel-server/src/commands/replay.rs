@@ -7,6 +7,7 @@ use anyhow::bail;
 use clap::Args;
 use http::Method;
 use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::remote::{Pages, QueryString, cell, encode, get, print, send};
 use super::screen::{table, write_line};
@@ -124,8 +125,6 @@ pub(crate) async fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     if args.detach {
         return print_job(remote, &job);
     }
-    let id = cell(&job, "id");
-    eprintln!("{id}: {} to replay", cell(&job["counts"], "total"));
     follow(args, &client, job).await
 }
 
@@ -225,7 +224,11 @@ fn line(job: &Value) -> String {
 /// Follows a job until it ends or is paused.
 async fn follow(args: &ReplayArgs, client: &AdminClient, mut job: Value) -> anyhow::Result<()> {
     let (remote, terminal) = (&args.remote, std::io::stderr().is_terminal());
-    let path = format!("/v1/replays/{}", encode(&cell(&job, "id")));
+    let id = cell(&job, "id");
+    let path = format!("/v1/replays/{}", encode(&id));
+    // Before the id is printed: from then on a person can interrupt.
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    eprintln!("{id}: {} to replay", cell(&job["counts"], "total"));
     let (mut gone, mut told) = (0, String::new());
     while job["state"] == "running" {
         let waiting = cell(&job, "waiting");
@@ -238,8 +241,7 @@ async fn follow(args: &ReplayArgs, client: &AdminClient, mut job: Value) -> anyh
         }
         tokio::select! {
             () = tokio::time::sleep(LOOK_EVERY) => {}
-            _ = tokio::signal::ctrl_c() => {
-                let id = cell(&job, "id");
+            _ = interrupt.recv() => {
                 bail!(
                     "{id} is still running on the server; stop it with `semel replay --job {id} --cancel`, follow it with \
                      `semel replay --job {id}`"

@@ -1,5 +1,6 @@
 //! What an operator types about dead letters, replays and targets, and what is printed.
 
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -119,14 +120,92 @@ fn an_interrupted_replay_says_that_its_job_goes_on() {
     let bench = Bench::new(&target("crm", &sink, ""));
     let semel = dead(&bench, &sink, 3);
     sink.answer_with(200);
-    let following = command(&semel, &["replay", "--status", "failed", "--rate", "0.1"]).spawn().unwrap();
+    let mut following = command(&semel, &["replay", "--status", "failed", "--rate", "0.1"]).spawn().unwrap();
     let running = || semel.admin().get("/v1/replays").expect(200)["items"][0]["state"] == "running";
-    wait::until("the job runs", PATIENCE, running).unwrap();
-    // The command listens for the signal once it has heard of the job.
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    let mut said = BufReader::new(following.stderr.take().unwrap());
+    let mut first = String::new();
+    said.read_line(&mut first).unwrap();
+    assert!(first.starts_with("rpl_") && first.contains(": 3 to replay"), "{first}");
     let pid = Pid::from_raw(i32::try_from(following.id()).unwrap()).unwrap();
     kill_process(pid, Signal::INT).unwrap();
-    let (done, _, said) = told(&following.wait_with_output().unwrap());
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    let (done, said) = (following.wait().unwrap().success(), rest);
     assert!(!done && said.contains("is still running on the server") && said.contains("--cancel"), "{said}");
     assert!(running(), "the job goes on");
+}
+
+// One screen, the targets, the deliveries and the audit log, of a target that fails and one that works.
+#[test]
+fn the_state_of_a_server_is_seen_at_a_glance() {
+    let (crm, bank) = (Sink::start(), Sink::start());
+    let config = [
+        target("crm", &crm, "breaker = { failure_calls = 2, rest = \"60s\", longest_rest = \"60s\" }"),
+        target("bank", &bank, ""),
+    ]
+    .concat();
+    let bench = Bench::new(&config);
+    let semel = bench.start();
+    let (done, idle, _) = run(&semel, &["status"]);
+    assert!(done && idle.contains("ready") && idle.contains("all closed"), "{idle}");
+    for part in ["in doubt      none", "deliveries    none", "dead letters  none", "gateway       none"] {
+        assert!(idle.contains(part), "{part}: {idle}");
+    }
+    crm.answer_with(503);
+    let admin = semel.admin();
+    for number in 0..3 {
+        publish(&admin, &event("a", &number.to_string()));
+    }
+    let targets = || run(&semel, &["targets"]).1;
+    wait::until("the breaker is open", PATIENCE, || targets().contains("open")).unwrap();
+    wait::until("the bank has all", PATIENCE, || bank.effects().len() == 3).unwrap();
+    let shown = targets();
+    let line = |name: &str| shown.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+    assert!(line("crm").contains("open") && line("crm").contains("Z"), "open until when: {shown}");
+    assert!(line("bank").contains("closed") && line("bank").contains("100% of 3"), "{shown}");
+    let (_, busy, _) = run(&semel, &["status"]);
+    assert!(busy.contains("not closed: crm"), "{busy}");
+    let (_, json, _) = run(&semel, &["status", "--json"]);
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json["ready"], &json["pipeline"]["open_breakers"][0]), (&true.into(), &"crm".into()));
+    let (_, listed, _) = run(&semel, &["deliveries", "list", "--target", "bank", "--state", "done"]);
+    assert_eq!(listed.matches("dlv_").count(), 3, "{listed}");
+    let id = listed.lines().nth(1).unwrap().split(' ').next().unwrap();
+    let (_, shown, _) = run(&semel, &["deliveries", "show", id]);
+    assert!(shown.contains("bank") && shown.contains("ATTEMPT"), "{shown}");
+    let (_, events, _) = run(&semel, &["events", "list"]);
+    assert!(events.lines().nth(1).unwrap().contains("done"), "{events}");
+    let (done, wrong, said) = run(&semel, &["deliveries", "list", "--state", "nope"]);
+    assert!(!done && wrong.is_empty() && said.contains("expected some of"), "{said}");
+    let (_, none, said) = run(&semel, &["audit"]);
+    assert!(none.starts_with("WHEN") && said.contains("nothing found"), "{none}{said}");
+}
+
+#[test]
+fn changes_by_operators_are_listed() {
+    let sink = Sink::start();
+    let bench = Bench::new(&target("crm", &sink, ""));
+    let semel = dead(&bench, &sink, 1);
+    let letter =
+        semel.admin().get("/v1/dead-letters").expect(200)["items"][0]["id"].as_str().unwrap().to_owned();
+    assert!(run(&semel, &["dlq", "discard", &letter, "--reason", "not needed"]).0);
+    let (_, audit, _) = run(&semel, &["audit", "--subject", &letter]);
+    assert!(audit.contains("discard") && audit.contains("not needed") && audit.contains("local"), "{audit}");
+}
+
+// Scripts see by the exit code whether the run that they waited for is done.
+#[test]
+fn a_run_that_failed_ends_its_command_with_an_error() {
+    let sink = Sink::start();
+    let bench = Bench::new(&target("crm", &sink, ""));
+    let semel = bench.start();
+    let (done, out, err) = run(&semel, &["runs", "trigger", "crm", "--wait"]);
+    assert!(done && out.contains("done"), "{out}{err}");
+    sink.answer_with(400);
+    let (done, out, err) = run(&semel, &["runs", "trigger", "crm", "--wait"]);
+    assert!(!done && out.contains("dlq") && err.contains("the run failed"), "{out}{err}");
+    let (done, out, _) = run(&semel, &["runs", "trigger", "crm", "--wait", "--json"]);
+    assert!(!done && serde_json::from_str::<Value>(&out).unwrap()["status"] == "dlq", "{out}");
+    let (_, listed, _) = run(&semel, &["runs", "list"]);
+    assert!(listed.contains("STATE") && listed.contains("dlq") && listed.contains("done"), "{listed}");
 }
