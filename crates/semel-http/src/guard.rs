@@ -22,6 +22,7 @@ mod ambiguous;
 mod builder;
 mod claim;
 mod doubt;
+mod find;
 mod forward;
 #[cfg(feature = "mcp")]
 mod mcp;
@@ -42,7 +43,7 @@ use bytes::Bytes;
 use http::header::{EXPECT, HeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
-use semel::key::{Hint, KeyId};
+use semel::key::{Hint, KeyId, Origin};
 use semel::record::{Phase, Terms};
 use semel::store::ErrorKind;
 use semel::{Engine, store};
@@ -308,9 +309,10 @@ impl Inner {
             .as_ref()
             .and_then(|shortcut_rule| shortcut_rule.trace(&parts.headers, &self.recent));
         let is_named = claim::request_id(&parts.headers).is_some();
+        let origin = self.origin(policy, &admitted, &parts);
         let mut request = Request::from_parts(parts, body);
         prepare(&mut request, policy);
-        let mut answer = self.once(route, service, request, &admitted).await?;
+        let mut answer = self.once(route, service, request, &admitted, origin).await?;
         let used = if is_named { self.engine.id_at_hand(&self.key(&admitted)) } else { None };
         #[cfg(feature = "mcp")]
         if let WatchedReply::Capabilities { .. } = admitted.watch {
@@ -332,6 +334,7 @@ impl Inner {
         service: S,
         request: Request<Body>,
         admitted: &Admitted,
+        origin: Origin,
     ) -> Result<Answered, S::Error>
     where
         S: Callee<R>,
@@ -347,7 +350,8 @@ impl Inner {
             Err(limit) => return Ok(self.refuse_call(policy, admitted, limit)),
         };
         for _ in 0..STARTS {
-            let claimed = self.claim_with(&mut place, route, admitted, call.request.headers()).await;
+            let headers = call.request.headers();
+            let claimed = self.claim_with(&mut place, route, admitted, &origin, headers).await;
             let claim = match claimed {
                 Claimed::Won(claim) => claim,
                 Claimed::Again => continue,
@@ -415,9 +419,10 @@ impl Inner {
         place: &mut Option<CallPlace>,
         route: &GuardedRoute,
         admitted: &Admitted,
+        origin: &Origin,
         headers: &HeaderMap,
     ) -> Claimed {
-        let mut claim = pin!(self.claim(route, admitted, headers));
+        let mut claim = pin!(self.claim(route, admitted, origin, headers));
         if place.is_some() {
             if let Some(claimed) = within(Instant::now() + WAITS, claim.as_mut()).await {
                 return claimed;

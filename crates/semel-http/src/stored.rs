@@ -104,6 +104,17 @@ pub fn outcome(status: StatusCode, headers: &HeaderMap, body: Bytes) -> Outcome 
     keep(status, headers, &[body], None, &StoredHeaders::All)
 }
 
+/// The answer in an outcome, as a client gets it.
+///
+/// # Errors
+/// The effect happened, and its answer is not stored; the text says why.
+pub fn answer(outcome: &Arc<Outcome>) -> Result<Response<Bytes>, String> {
+    match replay(outcome) {
+        Replay::Answer(answer) => Ok(answer.map(|_| data_of(outcome))),
+        Replay::NotKept(reason) => Err(reason),
+    }
+}
+
 /// An outcome without an answer: it only says that the effect happened.
 pub(crate) fn tombstone(reason: &str) -> Outcome {
     Outcome::tombstone(KIND, reason)
@@ -294,12 +305,15 @@ fn fields(metadata: &mut Bytes, count: u16) -> Option<HeaderMap> {
 }
 
 fn body_of(outcome: &Arc<Outcome>, trailers: Option<HeaderMap>) -> Body {
+    Body::with_trailers(data_of(outcome), trailers)
+}
+
+fn data_of(outcome: &Arc<Outcome>) -> Bytes {
     let empty = match outcome.body() {
         OutcomeBody::Kept(bytes) => bytes.is_empty(),
         OutcomeBody::Tombstone(_) => true,
     };
-    let data = if empty { Bytes::new() } else { Bytes::from_owner(Data(Arc::clone(outcome))) };
-    Body::with_trailers(data, trailers)
+    if empty { Bytes::new() } else { Bytes::from_owner(Data(Arc::clone(outcome))) }
 }
 
 struct Metadata(Arc<Outcome>);

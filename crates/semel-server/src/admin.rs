@@ -15,6 +15,7 @@ mod records;
 pub(crate) mod replays;
 pub(crate) mod runs;
 mod schema;
+mod status;
 mod story;
 mod throttle;
 
@@ -39,7 +40,7 @@ use self::api::{Api, Needs, Text};
 use self::claims::Claims;
 use self::health::Health;
 use self::throttle::{Failed, LoginThrottle};
-use crate::gateway::Requests;
+use crate::gateway::{Gateway, Requests};
 use crate::pipeline::Pipeline;
 use crate::telemetry::metrics::Metrics;
 
@@ -59,6 +60,8 @@ pub(crate) struct Admin {
     /// None where there is no ledger.
     pipeline: Option<Arc<Pipeline>>,
     requests: Arc<Requests>,
+    /// None where this server has none.
+    gateway: Option<Arc<Gateway>>,
     /// Replaced when the configuration is reloaded.
     access: RwLock<Arc<Access>>,
     logins: LoginThrottle,
@@ -71,6 +74,7 @@ pub(crate) struct Parts {
     pub(crate) pipeline: Option<Arc<Pipeline>>,
     /// What the gateway remembers of its last requests.
     pub(crate) requests: Arc<Requests>,
+    pub(crate) gateway: Option<Arc<Gateway>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) access: Access,
     /// How many claims may wait at once.
@@ -83,8 +87,18 @@ pub(crate) struct Parts {
 
 impl Admin {
     pub(crate) fn new(parts: Parts) -> Arc<Self> {
-        let Parts { engine, secret, pipeline, requests, metrics, access, waiters, max_outcome, reserved } =
-            parts;
+        let Parts {
+            engine,
+            secret,
+            pipeline,
+            requests,
+            gateway,
+            metrics,
+            access,
+            waiters,
+            max_outcome,
+            reserved,
+        } = parts;
         Arc::new(Self {
             health: Health::new(engine.clone(), Arc::clone(&metrics)),
             claims: Claims::new(&engine, &secret, waiters, max_outcome, reserved),
@@ -95,6 +109,7 @@ impl Admin {
             secret,
             pipeline,
             requests,
+            gateway,
         })
     }
 
@@ -260,6 +275,7 @@ fn api() -> Api {
     replays::routes(&mut api);
     runs::routes(&mut api);
     story::routes(&mut api);
+    status::routes(&mut api);
     api
 }
 

@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::commands::check::{self, CheckArgs};
 use crate::commands::completions::{self, CompletionsArgs, ManArgs};
 use crate::commands::config::{self, ConfigCommand};
+use crate::commands::deliveries::{self, AuditArgs, DeliveriesCommand};
 use crate::commands::demo::{self, DemoArgs};
 use crate::commands::dlq::{self, DlqCommand};
 use crate::commands::drill::{self, DrillArgs};
@@ -18,6 +19,7 @@ use crate::commands::replay::{self, ReplayArgs};
 use crate::commands::runbook::{self, RunbookArgs};
 use crate::commands::runs::{self, RunsCommand};
 use crate::commands::serve;
+use crate::commands::status::{self, StatusArgs};
 use crate::config::Invalid;
 use crate::misused::Misused;
 
@@ -50,6 +52,15 @@ enum CliCommand {
     /// Publish events and follow their deliveries
     #[command(subcommand)]
     Events(EventsCommand),
+    /// Show the state of a server on one screen
+    Status(StatusArgs),
+    /// List targets with their circuit breaker and backlog
+    Targets(StatusArgs),
+    /// List and show deliveries
+    #[command(subcommand)]
+    Deliveries(DeliveriesCommand),
+    /// List changes by operators, newest first
+    Audit(AuditArgs),
     /// List, discard, restore and edit dead letters
     #[command(subcommand)]
     Dlq(DlqCommand),
@@ -82,6 +93,10 @@ impl Cli {
             CliCommand::Keys(command) => block_on(keys::run(command)),
             CliCommand::Runbook(args) => runbook::run(&args),
             CliCommand::Events(command) => block_on(events::run(command)),
+            CliCommand::Status(args) => block_on(status::status(&args)),
+            CliCommand::Targets(args) => block_on(status::targets(&args)),
+            CliCommand::Deliveries(command) => block_on(deliveries::run(command)),
+            CliCommand::Audit(args) => block_on(deliveries::audit(args)),
             CliCommand::Dlq(command) => block_on(dlq::run(command)),
             CliCommand::Runs(command) => block_on(runs::run(command)),
             CliCommand::Replay(args) => block_on(replay::run(&args)),

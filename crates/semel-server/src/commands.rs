@@ -3,6 +3,7 @@
 pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod config;
+pub(crate) mod deliveries;
 pub(crate) mod demo;
 pub(crate) mod dlq;
 pub(crate) mod drill;
@@ -13,4 +14,6 @@ mod remote;
 pub(crate) mod replay;
 pub(crate) mod runbook;
 pub(crate) mod runs;
+mod screen;
 pub(crate) mod serve;
+pub(crate) mod status;

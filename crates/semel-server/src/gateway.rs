@@ -97,6 +97,14 @@ impl Gateway {
         Front { live: Arc::clone(&self.live), exporter, requests: Arc::clone(&self.requests) }
     }
 
+    /// The keys that a client with these headers may have used: see [`Guard::possible_keys`].
+    ///
+    /// # Errors
+    /// The headers name no caller.
+    pub(crate) fn possible_keys(&self, key: &str, headers: &HeaderMap) -> Result<Vec<semel::Key>, String> {
+        self.live.read().guard.possible_keys(key, headers)
+    }
+
     /// The settings of the listener.
     pub(crate) fn options(
         &self,
@@ -206,24 +214,31 @@ impl Service<Request<edge::RequestBody>> for Front {
     fn call(&mut self, mut request: Request<edge::RequestBody>) -> Self::Future {
         let live = Arc::clone(&self.live.read());
         live.look_at_credential(request.headers());
-        // Reads are streamed; without a collector they need no ids.
         let exporter = self.exporter.as_ref();
+        let ids = RequestIds::begin(request.headers_mut(), exporter);
+        // A read makes no claim: without a collector its id is for the logs of others only.
         if request.method().is_safe() && exporter.is_none() {
-            return Box::pin(async move { Ok(live.answer(request).await) });
+            return Box::pin(async move {
+                let mut answer = live.answer(request).await;
+                ids.name(answer.headers_mut());
+                Ok(answer)
+            });
         }
-        let story = RequestIds::begin(request.headers_mut(), exporter);
-        let span = story.span();
+        let span = ids.span();
         let requests = Arc::clone(&self.requests);
         let answer = async move {
-            let name = story.is_traced().then(|| {
+            let name = ids.is_traced().then(|| {
                 let pattern = live.guard.policy(request.method(), request.uri().path()).pattern().to_string();
                 format!("{} {}", request.method(), pattern.rsplit(' ').next().unwrap_or_default())
             });
-            let answer = live.answer(request).await;
+            let mut answer = live.answer(request).await;
+            let own = ids.name(answer.headers_mut());
             if let Some(KeyUsed(key)) = answer.extensions().get() {
-                requests.note(story.request_id().as_bytes(), *key);
+                requests.note(ids.request_id().as_bytes(), *key);
+                // The client reads this one.
+                own.iter().for_each(|own| requests.note(own.as_bytes(), *key));
             }
-            story.end(name.unwrap_or_default(), &answer);
+            ids.end(name.unwrap_or_default(), &answer);
             Ok(answer)
         };
         Box::pin(answer.instrument(span))
@@ -237,9 +252,16 @@ impl Shortcut for Front {
             return Taken::No;
         }
         let live = Arc::clone(&self.live.read());
+        let start = answer.len();
         let Some(key) = live.guard.replay_at_hand(request, answer) else { return Taken::No };
-        if let Some(id) = request.value(REQUEST_ID.as_str()) {
-            self.requests.note(id, key);
+        let given = request.value(REQUEST_ID.as_str()).filter(|id| story::is_request_id(id));
+        let made = if given.is_none() { story::new_request_id() } else { String::new() };
+        let id = given.unwrap_or(made.as_bytes());
+        self.requests.note(id, key);
+        match story::request_id_of(&answer[start..]) {
+            // The upstream's own, stored with its answer: the client reads this one.
+            Some(own) => self.requests.note(own, key),
+            None => story::put_request_id(answer, start, id),
         }
         Taken::Yes
     }

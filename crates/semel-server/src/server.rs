@@ -151,30 +151,31 @@ impl Server {
             None => None,
         };
         let requests = Arc::new(Requests::default());
+        let gateway = match &config.gateway {
+            Some(settings) => {
+                for warning in settings.warnings() {
+                    tracing::warn!(target: "semel", "{warning}");
+                }
+                let gateway = Arc::new(Gateway::new(&engine, settings, Arc::clone(&requests))?);
+                metrics.watch_gateway(Arc::clone(gateway.counters()), gateway.capacity().clone());
+                Some((settings, gateway))
+            }
+            None => None,
+        };
         let listener = bind(config.admin.listen, "admin").await?;
         let admin_at = listener.local_addr()?;
         let admin = Admin::new(Parts {
             engine: engine.clone(),
             secret,
             pipeline: pipeline.clone(),
-            requests: Arc::clone(&requests),
+            requests,
+            gateway: gateway.as_ref().map(|(_, gateway)| Arc::clone(gateway)),
             metrics: Arc::clone(&metrics),
             access: Access::new(&config.admin, admin_at, &config.tokens)?,
             waiters: records.waiters.in_all,
             max_outcome: records.max_outcome,
             reserved: config.gateway.as_ref().map(|gateway| gateway.namespace.clone()),
         });
-        let gateway = match &config.gateway {
-            Some(settings) => {
-                for warning in settings.warnings() {
-                    tracing::warn!(target: "semel", "{warning}");
-                }
-                let gateway = Arc::new(Gateway::new(&engine, settings, requests)?);
-                metrics.watch_gateway(Arc::clone(gateway.counters()), gateway.capacity().clone());
-                Some((settings, gateway, bind(settings.listen, "gateway").await?))
-            }
-            None => None,
-        };
         for warning in config.admin.warnings() {
             tracing::warn!(target: "semel", "{warning}");
         }
@@ -185,7 +186,8 @@ impl Server {
         let (closing, closed) = watch::channel(false);
         let mut listeners = Vec::new();
         let gateway = match gateway {
-            Some((settings, gateway, listener)) => {
+            Some((settings, gateway)) => {
+                let listener = bind(settings.listen, "gateway").await?;
                 let at = listener.local_addr()?;
                 let options =
                     gateway.options(settings, config.drain, exporter.as_ref(), metrics.closed_by_gateway());

@@ -22,6 +22,7 @@
 mod content;
 mod convention;
 mod id;
+mod origin;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -29,6 +30,7 @@ use std::fmt;
 pub use self::content::{Algorithm, ContentHash};
 pub use self::convention::{BusinessKey, BusinessKeyBuilder, ConventionError, Field};
 pub use self::id::{Hint, KeyId, ParseKeyIdError};
+pub use self::origin::Origin;
 use crate::secret::Secret;
 
 /// The longest namespace, in bytes.

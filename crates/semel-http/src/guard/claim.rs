@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use semel::engine::{Acquired, Claim, RunError};
-use semel::key::Key;
+use semel::key::{Key, Origin};
 use semel::outcome::Outcome;
 use semel::record::Phase;
 use semel::store::ErrorKind;
@@ -14,6 +15,7 @@ use super::admit::Admitted;
 use super::doubt::SettleResult;
 use super::{Answered, GuardedRoute, Inner, StoreError, replayed, unprotected};
 use crate::codec::Asked;
+use crate::key_source::KeySource;
 use crate::limits::BudgetKind;
 use crate::observe::AnswerOutcome;
 use crate::policy::RoutePolicy;
@@ -24,6 +26,10 @@ use crate::stored::{self, Replay};
 const REQUEST_ID: &str = "x-request-id";
 /// Maximum stored length of a request id, in bytes.
 const MOST_REQUEST_ID: usize = 128;
+/// Namespace of the hashes that name callers.
+const CALLERS: &str = "semel callers";
+/// Length of the name of a caller.
+const CALLER: usize = 8;
 /// Timeout for the check of a credential.
 const VERIFY: Duration = Duration::from_secs(10);
 
@@ -46,11 +52,29 @@ impl Inner {
         Principal::key(principal.as_ref(), account.as_ref(), &self.namespace, key)
     }
 
+    /// The request as its record shows it, without the key: a path that contains it is replaced by the pattern of the route, and a
+    /// header that is both key and request id is left out.
+    pub(super) fn origin(&self, policy: &RoutePolicy, admitted: &Admitted, parts: &Parts) -> Origin {
+        let path = parts.uri.path();
+        let has_key = matches!(policy.key, KeySource::Route(_)) || path.contains(&admitted.key);
+        let pattern = has_key.then(|| policy.pattern().to_string());
+        let path = pattern.as_deref().map_or(path, |pattern| pattern.rsplit(' ').next().unwrap_or_default());
+        // Hashed under the deployment's secret: a weak credential could be guessed from its plain hash.
+        let caller = admitted.principal.as_ref().and_then(|principal| {
+            let caller = Principal::key(Some(principal), None, CALLERS, "caller");
+            self.engine.id_at_hand(&caller).map(|id| id.to_string())
+        });
+        let caller = caller.as_deref().and_then(|id| id.get(..CALLER));
+        let request_id = request_id(&parts.headers).filter(|id| !id.contains(&admitted.key));
+        Origin::new(parts.method.as_str(), path, request_id, caller)
+    }
+
     /// Claims the key. Returns the answer if the claim is not won.
     pub(super) async fn claim(
         self: &Arc<Self>,
         route: &GuardedRoute,
         admitted: &Admitted,
+        origin: &Origin,
         headers: &HeaderMap,
     ) -> Claimed {
         let (policy, asked) = (&route.policy, &admitted.asked);
@@ -59,7 +83,7 @@ impl Inner {
             Err(claimed) => return claimed,
         };
         let once = self.engine.once(self.key(admitted)).payload(admitted.payload);
-        let once = once.terms(Arc::clone(&route.terms));
+        let once = once.terms(Arc::clone(&route.terms)).origin(origin.clone());
         let once = match request_id(headers) {
             Some(id) => once.request_id(id),
             None => once,

@@ -207,7 +207,7 @@ impl From<&record::Command> for WireCommand {
                     mode: MODES.iter().position(|known| *known == mode).expect("every mode is listed"),
                     times: [lease, in_flight_max, retention, grace, memory],
                     begin_later: claim.begin == Begin::Later,
-                    hint: claim.hint.as_str().to_owned(),
+                    hint: claim.hint.to_stored().into_owned(),
                 }
             }
             record::Command::Begin(grant) => Self::Begin((*grant).into()),
@@ -240,7 +240,7 @@ impl From<WireCommand> for record::Command {
                     fingerprint: Fingerprint::from_bytes(fingerprint),
                     terms: Arc::new(terms),
                     begin: if begin_later { Begin::Later } else { Begin::WithClaim },
-                    hint: Hint::new(&hint),
+                    hint: Hint::from_stored(&hint),
                 })
             }
             WireCommand::Begin(grant) => Self::Begin(grant.into()),

@@ -5,17 +5,21 @@ use std::sync::Arc;
 use axum::extract::State;
 use schemars::JsonSchema;
 use semel_pipeline::delivery::{AttemptClass, Delivery, DeliveryAttempt, DeliveryHistory, DeliveryState};
+use semel_pipeline::event::Event;
 use semel_pipeline::id::{DeliveryId, EventId, JobId, LetterId};
-use semel_pipeline::ledger::DeliveryFilter;
+use semel_pipeline::ledger::{self, DeliveryFilter, Paged};
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 use super::Admin;
 use super::answer::{Answer, PathId, Refusal};
 use super::api::{Api, Needs};
+use super::events::EventDetails;
 use super::listing::{Filters, ListQuery, Page, Parameter, id_of};
 use super::records::time;
 use super::schema::OneOf;
 use crate::config::show_duration;
+use crate::pipeline::Pipeline;
 
 pub(super) fn routes(api: &mut Api) {
     let mut group = api.group("events", "ID of the delivery: dlv_….", Needs::Ledger);
@@ -133,6 +137,36 @@ impl AttemptDetails {
             excerpt: ending.and_then(|ending| some(&ending.excerpt)),
             retry_after: ending.and_then(|ending| ending.retry_after).map(show_duration),
         }
+    }
+}
+
+/// An event or run in a list.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct ListedEvent {
+    #[serde(flatten)]
+    event: EventDetails,
+    /// Number of its deliveries by state.
+    states: Map<String, Value>,
+}
+
+/// The most deliveries of one event that are counted.
+const COUNTED: u32 = 100;
+
+impl ListedEvent {
+    /// The events of a page with the states of their deliveries.
+    pub(super) async fn page(pipeline: &Pipeline, page: Paged<Event>) -> Result<Page<Self>, Refusal> {
+        let mut items = Vec::with_capacity(page.items.len());
+        for event in &page.items {
+            let filter = DeliveryFilter { event: Some(event.new.id), ..DeliveryFilter::default() };
+            let limit = ledger::Page { after: None, limit: COUNTED };
+            let mut states: Map<String, Value> = Map::new();
+            for delivery in pipeline.ledger.deliveries(filter, limit).await?.items {
+                let known = states.entry(delivery.state.as_str()).or_insert_with(|| 0.into());
+                *known = (known.as_u64().unwrap_or(0) + 1).into();
+            }
+            items.push(Self { event: EventDetails::new(event), states });
+        }
+        Ok(Page::with(items, page.next))
     }
 }
 

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use semel::key::Hint;
 use semel_pipeline::event::{Dedupe, Event, Origin, Trace};
 use semel_pipeline::id::{EventId, EventKind};
-use semel_pipeline::ledger::EventFilter;
+use semel_pipeline::ledger::{EventFilter, Paged};
 use semel_pipeline::publish::{Publication, PublishAnswer, PublishError};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -21,7 +21,7 @@ use super::Admin;
 use super::access::{Caller, Right};
 use super::answer::{self, Answer, PathId, PayloadBody, Refusal};
 use super::api::{Api, Needs};
-use super::deliveries::DeliveryDetails;
+use super::deliveries::{DeliveryDetails, ListedEvent};
 use super::listing::{Filters, ListQuery, ListRequest, Page, Parameter, id_of};
 use super::records::time;
 use crate::config::show_duration;
@@ -294,18 +294,16 @@ impl Filters for EventFilters {
 async fn list(
     State(admin): State<Arc<Admin>>,
     query: ListQuery<EventFilters>,
-) -> Result<Answer<Page<EventDetails>>, Refusal> {
+) -> Result<Answer<Page<ListedEvent>>, Refusal> {
     let pipeline = admin.pipeline()?;
     let mut asked = query.read()?;
     let found = find(pipeline, &mut asked).await?;
     if let Some(ids) = found {
-        let mut shown = Vec::new();
+        let mut items = Vec::new();
         for id in ids {
-            if let Some(event) = pipeline.ledger.event(id).await? {
-                shown.push(EventDetails::new(&event));
-            }
+            items.extend(pipeline.ledger.event(id).await?);
         }
-        return Page::answer(shown, None);
+        return Answer::ok(ListedEvent::page(pipeline, Paged { items, next: None }).await?);
     }
     let kind = asked.choice("kind", &[("event", EventKind::Event), ("run", EventKind::Run)])?;
     let filter = EventFilter {
@@ -314,7 +312,8 @@ async fn list(
         event_type: asked.take("type"),
         tag: asked.take("tag"),
     };
-    Page::of(pipeline.ledger.events(filter, asked.page).await?, EventDetails::new)
+    let page = pipeline.ledger.events(filter, asked.page).await?;
+    Answer::ok(ListedEvent::page(pipeline, page).await?)
 }
 
 /// Events that are named by something else than their id.

@@ -22,7 +22,7 @@ use super::answer::{self, Answer, JsonBody, PathId, Refusal};
 use super::api::{Api, Needs};
 use super::audit::{self, AuditPlace, run_to_completion};
 use super::listing::{Filters, ListQuery, ListRequest, Page, Parameter};
-use super::records::{KeyDetails, OutcomeContent, PHASES, phase_name};
+use super::records::{AnswerContent, KeyDetails, OutcomeContent, PHASES, phase_name};
 use super::schema::OneOf;
 
 const MAX_PAGE: usize = 1_000;
@@ -49,6 +49,21 @@ pub(super) fn routes(api: &mut Api) {
         .post("/v1/keys/{id}/settle", settle, "Settle a key in doubt.")
         .problem(404, missing)
         .problem(409, "Code `refused`: the key is not in doubt.");
+    group
+        .post(
+            "/v1/keys/{id}/preview",
+            preview,
+            "Show the answer that a settlement would give to clients. Changes nothing.",
+        )
+        .problem(404, missing)
+        .problem(409, "Code `refused`: the key is not in doubt.");
+    group
+        .post(
+            "/v1/keys/find",
+            find_sent,
+            "Find a key of the gateway by the key that a client sent. The server hashes it as the gateway does.",
+        )
+        .problem(501, "This server has no gateway.");
 }
 
 struct KeyFilters;
@@ -147,9 +162,58 @@ async fn show(
     let (_, snapshot) = find(&admin.engine, &id).await?;
     let mut shown = KeyDetails::new(&snapshot);
     if caller.may(Right::Operate).is_ok() {
-        shown.returned = snapshot.record.outcome(snapshot.now).map(|outcome| OutcomeContent::new(outcome));
+        let outcome = snapshot.record.outcome(snapshot.now);
+        shown.returned = outcome.map(|outcome| OutcomeContent::new(outcome));
+        shown.answer = outcome.filter(|outcome| outcome.kind() != "json").and_then(AnswerContent::new);
     }
     Answer::ok(shown)
+}
+
+/// A key as a client sent it.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(inline)]
+pub(crate) struct FindRequest {
+    /// The idempotency key.
+    pub(crate) key: String,
+    /// The headers that name the caller, such as `Authorization`.
+    #[serde(default)]
+    pub(crate) headers: BTreeMap<String, String>,
+}
+
+async fn find_sent(
+    State(admin): State<Arc<Admin>>,
+    body: JsonBody<FindRequest>,
+) -> Result<Answer<Page<KeyDetails>>, Refusal> {
+    let FindRequest { key, headers } = body.read()?;
+    let gateway = admin.gateway.as_ref().ok_or_else(|| {
+        let detail = "this server has no gateway, so it does not know how a client's key is hashed; ask a server of the \
+                      same store that has one, or use `semel keys list --namespace … --key …`";
+        Refusal::new(StatusCode::NOT_IMPLEMENTED, "not_configured", detail)
+    })?;
+    let headers = header_map(&headers, "headers")?;
+    let keys = gateway
+        .possible_keys(&key, &headers)
+        .map_err(|reason| Refusal::bad(format!("headers: these name no caller of the gateway: {reason}")))?;
+    let mut items = Vec::new();
+    for key in keys {
+        let id = key.id(&admin.secret).map_err(|error| Refusal::bad(format!("key: {error}")))?;
+        items.extend(admin.engine.store().get(id).await?.as_ref().map(KeyDetails::new));
+    }
+    Page::answer(items, None)
+}
+
+/// Headers that somebody gives by hand.
+fn header_map(given: &BTreeMap<String, String>, member: &str) -> Result<HeaderMap, Refusal> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in given {
+        let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(value))
+        else {
+            return Err(Refusal::bad(format!("{member}: expected names and values of HTTP headers")));
+        };
+        headers.append(name, value);
+    }
+    Ok(headers)
 }
 
 /// Why a key is forgotten.
@@ -193,7 +257,8 @@ async fn forget_key(
         let name = phase_name(phase);
         let detail =
             format!("the key is {name}: its effect may be running or have happened; force takes it away");
-        return Err(action.refused(detail).await.with_phase(phase));
+        action.note_refused().await;
+        return Err(Refusal::new(StatusCode::CONFLICT, "refused", detail).with_phase(phase));
     }
     action.done(kept).await
 }
@@ -208,8 +273,8 @@ pub(crate) struct SettleRequest {
     /// The effect did not happen: the next call with the key runs it.
     #[serde(default)]
     pub(crate) run: bool,
-    /// The effect happened, with this outcome. For a key of the gateway: {status, headers?, body?}; any other value is
-    /// replayed as JSON with status 200.
+    /// The effect happened, with this outcome. For a key of the gateway: {status, headers?, body?}, of which `status` is
+    /// required; for any other key: any JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) outcome: Option<Box<RawValue>>,
 }
@@ -230,22 +295,62 @@ async fn settle_key(
     id: &str,
     asked: SettleRequest,
 ) -> Result<Answer<KeyChange>, Refusal> {
-    let SettleRequest { reason, run, outcome } = asked;
-    let settlement = match (run, outcome) {
-        (true, None) => Settlement::Run,
-        (false, Some(outcome)) => Settlement::Done(Arc::new(settled(&outcome)?)),
-        _ => return Err(Refusal::bad("give either `outcome` (it happened) or `run: true` (it did not)")),
-    };
     let (id, before) = find(&admin.engine, id).await?;
+    let settlement = asked.settlement(&before)?;
+    let reason = asked.reason;
     let name = if settlement == Settlement::Run { "settle_run" } else { "settle_done" };
     let action = Action { admin, caller, name, reason: answer::reason(&reason)?, before: &before };
     let kept = action.announce().await?;
     let ruling = admin.engine.settle(id, settlement).await?;
     if let Ruling::Refused { phase } = ruling {
-        let detail = format!("the key is {}; only what is in doubt can be settled", phase_name(phase));
-        return Err(action.refused(detail).await.with_phase(phase));
+        action.note_refused().await;
+        return Err(not_in_doubt(phase));
     }
     action.done(kept).await
+}
+
+impl SettleRequest {
+    fn settlement(&self, before: &Snapshot) -> Result<Settlement, Refusal> {
+        match (self.run, &self.outcome) {
+            (true, None) => Ok(Settlement::Run),
+            (false, Some(outcome)) => Ok(Settlement::Done(Arc::new(settled(outcome, before)?))),
+            _ => Err(Refusal::bad("give either `outcome` (it happened) or `run: true` (it did not)")),
+        }
+    }
+}
+
+/// The result of a settlement for clients.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Preview")]
+struct SettlePreview {
+    key: KeyDetails,
+    /// The answer that every later request with the key gets. Null if the next one runs instead, or if no client of the
+    /// gateway is answered.
+    answer: Option<AnswerContent>,
+}
+
+async fn preview(
+    State(admin): State<Arc<Admin>>,
+    PathId(id): PathId,
+    body: JsonBody<SettleRequest>,
+) -> Result<Answer<SettlePreview>, Refusal> {
+    let asked = body.read()?;
+    answer::reason(&asked.reason)?;
+    let (_, before) = find(&admin.engine, &id).await?;
+    let settlement = asked.settlement(&before)?;
+    if before.phase() != Phase::InDoubt {
+        return Err(not_in_doubt(before.phase()));
+    }
+    let answer = match &settlement {
+        Settlement::Done(outcome) if before.record.hint.origin().is_some() => AnswerContent::new(outcome),
+        Settlement::Done(_) | Settlement::Run => None,
+    };
+    Answer::ok(SettlePreview { key: KeyDetails::new(&before), answer })
+}
+
+fn not_in_doubt(phase: Phase) -> Refusal {
+    let detail = format!("the key is {}; only what is in doubt can be settled", phase_name(phase));
+    Refusal::new(StatusCode::CONFLICT, "refused", detail).with_phase(phase)
 }
 
 /// An answer of the gateway, given by hand.
@@ -258,21 +363,21 @@ struct HandMade {
     body: Option<Box<RawValue>>,
 }
 
-/// The outcome that somebody gives by hand: an answer where it looks like one, any other JSON as it is.
-fn settled(outcome: &RawValue) -> Result<Outcome, Refusal> {
+/// The outcome that somebody gives by hand: an answer where it looks like one, any other JSON as it is. A client of the
+/// gateway would take a value without a status for an answer of the upstream.
+fn settled(outcome: &RawValue, before: &Snapshot) -> Result<Outcome, Refusal> {
     let Ok(HandMade { status, headers, body }) = serde_json::from_str(outcome.get()) else {
+        if before.record.hint.origin().is_some() {
+            return Err(Refusal::bad(
+                "outcome: this key belongs to the gateway, so its outcome is an answer: give {\"status\": 201, \
+                 \"headers\": {…}, \"body\": …}; `status` is required",
+            ));
+        }
         return Ok(Outcome::new("json", outcome.get()));
     };
     let status =
         StatusCode::from_u16(status).map_err(|_| Refusal::bad("outcome: status is no status of HTTP"))?;
-    let mut fields = HeaderMap::new();
-    for (name, value) in &headers {
-        let name = HeaderName::from_bytes(name.as_bytes());
-        let (Ok(name), Ok(value)) = (name, HeaderValue::from_str(value)) else {
-            return Err(Refusal::bad("outcome: headers holds what cannot be a header"));
-        };
-        fields.append(name, value);
-    }
+    let mut fields = header_map(&headers, "outcome")?;
     // A text is the body itself; anything else is JSON.
     let body = body.map(|body| match serde_json::from_str::<String>(body.get()) {
         Ok(text) => text,
@@ -331,11 +436,10 @@ impl Action<'_> {
         Answer::ok(KeyChange { id, action: self.name, before, after: phase, audit: kept })
     }
 
-    async fn refused(&self, detail: String) -> Refusal {
+    async fn note_refused(&self) {
         let subject = self.before.id.to_string();
         audit::write_refused(self.admin, self.caller, self.name, subject, self.reason).await;
         self.log(phase_name(self.before.phase()), "refused");
-        Refusal::new(StatusCode::CONFLICT, "refused", detail)
     }
 
     fn log(&self, after: &str, outcome: &str) {

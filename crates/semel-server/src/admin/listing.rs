@@ -117,17 +117,17 @@ pub(crate) struct Page<T> {
 }
 
 impl<T> Page<T> {
+    pub(super) fn with(items: Vec<T>, next: Option<String>) -> Self {
+        Self { items, next }
+    }
+
     pub(super) fn answer(items: Vec<T>, next: Option<String>) -> Result<Answer<Self>, Refusal> {
         Answer::ok(Self { items, next })
     }
 
     /// A page of the ledger.
-    pub(super) fn new<U>(page: ledger::Paged<U>, show: fn(&U) -> T) -> Self {
-        Self { items: page.items.iter().map(show).collect(), next: page.next }
-    }
-
     pub(super) fn of<U>(page: ledger::Paged<U>, show: fn(&U) -> T) -> Result<Answer<Self>, Refusal> {
-        Answer::ok(Self::new(page, show))
+        Self::answer(page.items.iter().map(show).collect(), page.next)
     }
 }
 

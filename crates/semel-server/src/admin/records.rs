@@ -1,8 +1,12 @@
 //! Records, outcomes and times in answers of the admin API.
 
+use std::sync::Arc;
+
+use axum::http::{HeaderName, HeaderValue};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use schemars::JsonSchema;
+use semel::key::Origin;
 use semel::outcome::{Outcome, OutcomeBody};
 use semel::record::{Mode, Phase, State};
 use semel::store::Snapshot;
@@ -47,6 +51,9 @@ pub(super) struct KeyDetails {
     id: String,
     /// The first eight characters of the value of the key.
     pub(super) key: String,
+    /// The request that claimed the key, for keys of the gateway.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) request: Option<KeyRequest>,
     #[schemars(with = "OneOf<Phase>")]
     pub(super) phase: &'static str,
     #[schemars(with = "OneOf<Mode>")]
@@ -69,6 +76,62 @@ pub(super) struct KeyDetails {
     /// The outcome itself. Only operators see it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) returned: Option<OutcomeContent>,
+    /// The answer that clients get from the record, for keys of the gateway. Only operators see it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) answer: Option<AnswerContent>,
+}
+
+/// A request as its record shows it. Each member has a maximum length.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+pub(super) struct KeyRequest {
+    method: Option<String>,
+    /// The path without its query; the pattern of the route if the path contains the key.
+    path: Option<String>,
+    /// The ID that the upstream received in `X-Request-Id`.
+    request_id: Option<String>,
+    /// The same eight characters for all keys of one caller.
+    caller: Option<String>,
+}
+
+impl KeyRequest {
+    fn new(origin: &Origin) -> Self {
+        let [method, path, request_id, caller] =
+            [origin.method(), origin.path(), origin.request_id(), origin.caller()]
+                .map(|part| part.map(ToOwned::to_owned));
+        Self { method, path, request_id, caller }
+    }
+}
+
+/// An answer of the gateway.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+pub(super) struct AnswerContent {
+    status: u16,
+    /// Name and value of each header.
+    headers: Vec<(String, String)>,
+    /// The body, if it is text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body: Option<String>,
+    /// The body in base64, if it is not text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body_base64: Option<String>,
+}
+
+impl AnswerContent {
+    /// `None` if the outcome is not an answer, or was not kept.
+    pub(super) fn new(outcome: &Arc<Outcome>) -> Option<Self> {
+        let answer = semel_http::stored::answer(outcome).ok()?;
+        let line = |(name, value): (&HeaderName, &HeaderValue)| {
+            (name.as_str().to_owned(), String::from_utf8_lossy(value.as_bytes()).into_owned())
+        };
+        let headers = answer.headers().iter().map(line).collect();
+        let (body, body_base64) = match std::str::from_utf8(answer.body()) {
+            Ok(text) => (Some(text.to_owned()), None),
+            Err(_) => (None, Some(BASE64.encode(answer.body()))),
+        };
+        Some(Self { status: answer.status().as_u16(), headers, body, body_base64 })
+    }
 }
 
 /// An outcome without its body.
@@ -99,6 +162,7 @@ impl KeyDetails {
         Self {
             id: snapshot.id.to_string(),
             key: record.hint.to_string(),
+            request: record.hint.origin().map(KeyRequest::new),
             phase: phase_name(phase),
             mode: mode_name(record.terms.mode),
             fence: record.fence.get(),
@@ -113,6 +177,7 @@ impl KeyDetails {
             retention: show_duration(record.terms.retention),
             outcome,
             returned: None,
+            answer: None,
         }
     }
 }

@@ -8,6 +8,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use semel::time::{Clock as _, SystemClock};
+use semel_client::retry::Circuit;
 use semel_pipeline::id::{DeliveryId, EventId, JobId, LetterId};
 use semel_pipeline::ledger::AuditLine;
 use semel_pipeline::replay::{
@@ -29,6 +30,8 @@ use crate::pipeline::Pipeline;
 
 /// The most items of a plan that are shown one by one; all of them are counted.
 const SHOWN: usize = 1_000;
+/// The most matches that are counted beyond the limit of a job.
+const COUNTED: u64 = 1_000;
 /// How many items a job by status takes where nobody says.
 const LIMIT: u64 = 100;
 
@@ -139,6 +142,13 @@ pub(super) struct ReplayJob {
     canary: u32,
     pause_above: f64,
     counts: ReplayCounts,
+    /// Why a running job waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting: Option<String>,
+    /// Number of further matches that `limit` left out when the job was started, counted up to 1000. Only in the answer to
+    /// the start of a job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_out: Option<u64>,
     created_at: String,
     updated_at: String,
 }
@@ -197,6 +207,8 @@ impl ReplayJob {
                 failed_again,
                 cancelled,
             },
+            waiting: None,
+            left_out: None,
             created_at: time(job.created_at),
             updated_at: time(job.updated_at),
         }
@@ -223,6 +235,8 @@ pub(super) struct ReplayPlan {
     items: Vec<PlannedItem>,
     /// Number of items that are not in `items`.
     more: usize,
+    /// Number of further matches that `limit` leaves out, counted up to 1000.
+    left_out: u64,
 }
 
 /// What a replay job would do with a delivery.
@@ -244,7 +258,7 @@ struct PlannedItem {
 }
 
 impl ReplayPlan {
-    fn new(plan: Vec<Planned>, mode: ReplayMode) -> Self {
+    fn new(plan: Vec<Planned>, mode: ReplayMode, left_out: u64) -> Self {
         let count = |action: ReplayAction| plan.iter().filter(|item| item.action == action).count();
         let mut by_signature: Map<String, Value> = Map::new();
         for item in &plan {
@@ -261,6 +275,7 @@ impl ReplayPlan {
             by_signature,
             more: plan.len().saturating_sub(SHOWN),
             items: plan.into_iter().take(SHOWN).map(PlannedItem::from).collect(),
+            left_out,
         }
     }
 }
@@ -351,8 +366,8 @@ async fn create_job(admin: &Admin, caller: &Caller, wanted: ReplayRequest) -> Re
     let selection = selection(pipeline, caller, &wanted)?;
     let targets = known(pipeline);
     if wanted.dry_run {
-        let plan = pipeline.ledger.plan(selection, mode, targets).await?;
-        return Ok(ReplayAnswer::Plan(Answer::ok(ReplayPlan::new(plan, mode))?));
+        let (plan, left_out) = plan(pipeline, &selection, mode).await?;
+        return Ok(ReplayAnswer::Plan(Answer::ok(ReplayPlan::new(plan, mode, left_out))?));
     }
     let reason = wanted.reason.as_deref().map(str::trim).filter(|reason| !reason.is_empty());
     if mode == ReplayMode::ReExecute && reason.is_none() {
@@ -366,6 +381,10 @@ async fn create_job(admin: &Admin, caller: &Caller, wanted: ReplayRequest) -> Re
         reason: reason.map(str::to_owned),
         by: caller.name.clone(),
         pace: pace(&wanted)?,
+    };
+    let left_out = match &job.selection {
+        Selection::Failed { .. } => Some(plan(pipeline, &job.selection, mode).await?.1),
+        Selection::Letters(_) | Selection::Event { .. } => None,
     };
     let (action, subject) = (format!("replay {}", mode.as_str()), job.id.to_string());
     let reason = job.reason.clone().unwrap_or_default();
@@ -388,7 +407,46 @@ async fn create_job(admin: &Admin, caller: &Caller, wanted: ReplayRequest) -> Re
         outcome = "made",
         "replay job created"
     );
-    Ok(ReplayAnswer::Job(Answer::new(StatusCode::CREATED, ReplayJob::new(&job))))
+    let job = ReplayJob { left_out, ..ReplayJob::new(&job) };
+    Ok(ReplayAnswer::Job(Answer::new(StatusCode::CREATED, job)))
+}
+
+/// The plan of a selection, and how many further deliveries match it beyond its limit.
+async fn plan(
+    pipeline: &Pipeline,
+    selection: &Selection,
+    mode: ReplayMode,
+) -> Result<(Vec<Planned>, u64), Refusal> {
+    let mut selection = selection.clone();
+    let most = match &mut selection {
+        Selection::Failed { limit, .. } => {
+            let asked = *limit;
+            *limit = asked.saturating_add(COUNTED);
+            usize::try_from(asked).unwrap_or(usize::MAX)
+        }
+        Selection::Letters(_) | Selection::Event { .. } => usize::MAX,
+    };
+    let mut plan = pipeline.ledger.plan(selection, mode, known(pipeline)).await?;
+    let left_out = plan.len().saturating_sub(most) as u64;
+    plan.truncate(most);
+    Ok((plan, left_out))
+}
+
+/// The job, and why it waits: a target of it takes no calls.
+fn explained(pipeline: &Pipeline, job: &JobRecord) -> ReplayJob {
+    let targets = match &job.new.selection {
+        Selection::Failed { targets, .. } | Selection::Event { targets, .. } => targets.as_slice(),
+        Selection::Letters(_) => &[],
+    };
+    let is_meant = |name: &str| targets.is_empty() || targets.iter().any(|target| target == name);
+    let is_waiting = job.state == JobState::Running && job.counts.pending + job.counts.released > 0;
+    let open = pipeline.destinations.states().into_iter().find_map(|state| match state.circuit {
+        Circuit::Open { until } if is_waiting && is_meant(&state.name) => Some((state.name, until)),
+        _ => None,
+    });
+    let waiting =
+        open.map(|(name, until)| format!("the circuit breaker of {name} is open until {}", time(until)));
+    ReplayJob { waiting, ..ReplayJob::new(job) }
 }
 
 /// The targets of the config: what goes to others cannot be replayed.
@@ -463,7 +521,8 @@ async fn list(
 }
 
 async fn show(State(admin): State<Arc<Admin>>, PathId(id): PathId) -> Result<Answer<ReplayJob>, Refusal> {
-    Answer::ok(ReplayJob::new(&find(admin.pipeline()?, id_of(&id)?).await?))
+    let pipeline = admin.pipeline()?;
+    Answer::ok(explained(pipeline, &find(pipeline, id_of(&id)?).await?))
 }
 
 async fn find(pipeline: &Pipeline, id: JobId) -> Result<JobRecord, Refusal> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::extract::State;
 use schemars::JsonSchema;
 use semel::key::KeyId;
-use semel::outcome::OutcomeBody;
+use semel::outcome::{Outcome, OutcomeBody};
 use semel::record::State as RecordState;
 use semel::store::{Scan, Snapshot};
 use semel::time::{Clock as _, SystemClock, Timestamp};
@@ -33,6 +33,17 @@ use super::events::EventDetails;
 use super::records::{KeyDetails, time};
 use super::runs::run_error;
 use crate::pipeline::Pipeline;
+
+/// True if a request with this id claimed the key, or if the stored answer tells clients this id.
+fn is_of_request(snapshot: &Snapshot, id: &str) -> bool {
+    let record = &snapshot.record;
+    let in_answer = |outcome: &Arc<Outcome>| {
+        let answer = semel_http::stored::answer(outcome).ok();
+        answer.and_then(|answer| answer.headers().get("x-request-id").map(|own| own == id)).unwrap_or(false)
+    };
+    record.owner.is_of_request(id)
+        || matches!(&record.state, RecordState::Done(outcome) if in_answer(outcome))
+}
 
 /// No action has more.
 const LINES: u32 = 200;
@@ -206,7 +217,13 @@ impl StoryBuilder<'_> {
     fn record(&mut self, snapshot: &Snapshot, kind: &'static str, place: &'static str) {
         let id = snapshot.id.to_string();
         let (record, shown) = (&snapshot.record, KeyDetails::new(snapshot));
-        let more = json!({ "key": shown.key, "attempt": record.attempt, "fence": record.fence.get() });
+        let mut more = json!({ "key": shown.key, "attempt": record.attempt, "fence": record.fence.get() });
+        if let Some(origin) = record.hint.origin() {
+            more["method"] = origin.method().into();
+            more["path"] = origin.path().into();
+            more["request_id"] = origin.request_id().into();
+            more["caller"] = origin.caller().into();
+        }
         self.add_entry(record.claimed_at, place, "claimed", &id, more);
         if record.changed_at > record.claimed_at {
             self.add_entry(record.changed_at, place, shown.phase, &id, json!({ "outcome": shown.outcome }));
@@ -226,7 +243,7 @@ impl StoryBuilder<'_> {
         loop {
             let page = store.scan(Scan { phase: None, after, limit: RECORDS }).await?;
             searched += page.items.len();
-            for snapshot in page.items.iter().filter(|one| one.record.owner.is_of_request(id)) {
+            for snapshot in page.items.iter().filter(|one| is_of_request(one, id)) {
                 self.found.push(StorySubject::request(id, snapshot.id));
                 self.record(snapshot, "key", "claim");
             }

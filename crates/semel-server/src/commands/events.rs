@@ -2,9 +2,10 @@
 
 use clap::Subcommand;
 use http::Method;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::remote::{Pages, QueryString, cell, encode, get, print, read_payload, send, table, write_line};
+use super::remote::{Pages, QueryString, cell, counts, encode, get, print, read_payload, send};
+use super::screen::{table, write_line};
 use crate::admin::events::PublishRequest;
 use crate::cli::Remote;
 use crate::client::AdminClient;
@@ -51,6 +52,9 @@ pub(crate) enum EventsCommand {
         /// Maximum number of events
         #[arg(long, default_value_t = 100)]
         limit: usize,
+        /// Continue an earlier list
+        #[arg(long)]
+        cursor: Option<String>,
         #[command(flatten)]
         remote: Remote,
     },
@@ -86,22 +90,21 @@ pub(crate) async fn run(command: EventsCommand) -> anyhow::Result<()> {
             let whom = if targets.is_empty() { "no target matches".to_owned() } else { targets.join(", ") };
             write_line(&format!("{id}  accepted: {whom}"))
         }
-        EventsCommand::List { event_type, tenant, request_id, limit, remote } => {
+        EventsCommand::List { event_type, tenant, request_id, limit, cursor, remote } => {
             let mut query = QueryString::default();
             query.add("type", event_type.as_deref());
             query.add("tenant", tenant.as_deref());
             query.add("request_id", request_id.as_deref());
-            let items = Pages::new(&remote, "/v1/events", query)?.collect(limit).await?;
-            if remote.json {
-                return print(&json!({ "items": items }));
-            }
-            let rows: Vec<[String; 5]> = items
-                .iter()
-                .map(|item| {
-                    ["id", "type", "tenant", "dedupe_key", "accepted_at"].map(|name| cell(item, name))
-                })
-                .collect();
-            table(["ID", "TYPE", "TENANT", "KEY", "ACCEPTED"], &rows)
+            let listed = Pages::new(&remote, "/v1/events", query)?.after(cursor).collect(limit).await?;
+            let names = ["id", "type", "tenant", "dedupe_key", "accepted_at"];
+            listed.show(&remote, |items| {
+                let row = |item: &Value| {
+                    let [id, event_type, tenant, key, accepted] = names.map(|name| cell(item, name));
+                    [id, counts(&item["states"]), event_type, tenant, key, accepted]
+                };
+                let titles = ["ID", "STATE", "TYPE", "TENANT", "KEY", "ACCEPTED"];
+                table(titles, &items.iter().map(row).collect::<Vec<_>>())
+            })
         }
         EventsCommand::Show { id, remote } => {
             let story = get(&AdminClient::of(&remote)?, &format!("/v1/story/{}", encode(&id))).await?;

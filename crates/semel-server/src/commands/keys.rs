@@ -1,23 +1,27 @@
 //! `semel keys`: inspects keys of a running server and settles those in doubt.
 
+use std::collections::BTreeMap;
+
 use anyhow::Context as _;
 use clap::Subcommand;
 use http::Method;
 use serde::Serialize;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::remote::{Pages, QueryString, encode, get, members, print, send, write_line};
-use crate::admin::keys::{ForgetRequest, SettleRequest};
+use super::remote::{Pages, QueryString, cell, encode, get, members, print, send};
+use super::screen::{age, confirm, printable, table, write_line};
+use crate::admin::keys::{FindRequest, ForgetRequest, SettleRequest};
 use crate::cli::Remote;
 use crate::client::AdminClient;
 use crate::misused::Misused;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeysCommand {
-    /// List keys, or find one by namespace, scope and value
+    /// List keys, those in doubt with the oldest first; or find one by namespace, scope and value
     List {
         /// Only keys in this phase: claimed, begun, lapsed, in_doubt, done, bound, expired, vacant
-        #[arg(long)]
+        #[arg(long, visible_alias = "state")]
         phase: Option<String>,
         /// Only keys whose value begins with this; eight characters are stored
         #[arg(long)]
@@ -34,10 +38,24 @@ pub(crate) enum KeysCommand {
         /// Maximum number of keys
         #[arg(long, default_value_t = 100)]
         limit: usize,
+        /// Continue an earlier list
+        #[arg(long)]
+        cursor: Option<String>,
         #[command(flatten)]
         remote: Remote,
     },
-    /// Show one key
+    /// Find a key of the gateway by the key that a client sent
+    Find {
+        /// The idempotency key; - reads it from standard input, so that it is not in the shell's history
+        #[arg(long)]
+        key: String,
+        /// Header that names the caller, such as 'Authorization: Bearer …'; can be repeated
+        #[arg(long, value_name = "NAME: VALUE")]
+        header: Vec<String>,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Show one key with the answer that its clients get
     Show {
         /// The key's id, 32 hex characters
         id: String,
@@ -57,8 +75,8 @@ pub(crate) enum KeysCommand {
         #[command(flatten)]
         remote: Remote,
     },
-    /// Settle a key in doubt
-    #[command(group = clap::ArgGroup::new("fate").required(true).args(["run", "outcome"]))]
+    /// Settle a key in doubt, after a look at the answer that clients will get
+    #[command(group = clap::ArgGroup::new("fate").required(true).args(["run", "outcome", "status"]))]
     Settle {
         /// The key's id, 32 hex characters
         id: String,
@@ -68,9 +86,18 @@ pub(crate) enum KeysCommand {
         /// The effect happened, with this outcome: JSON; {"status": 201, "body": …} for a gateway's answer
         #[arg(long, value_name = "JSON")]
         outcome: Option<String>,
+        /// The effect happened, and clients of the gateway get this status
+        #[arg(long, value_name = "N")]
+        status: Option<u16>,
+        /// Body of that answer: JSON or text
+        #[arg(long, requires = "status")]
+        body: Option<String>,
         /// Reason, for the audit log
         #[arg(long)]
         reason: String,
+        /// Settle a key of the gateway without a question
+        #[arg(long)]
+        yes: bool,
         #[command(flatten)]
         remote: Remote,
     },
@@ -85,6 +112,9 @@ pub(crate) enum KeysCommand {
 }
 
 const PATH: &str = "/v1/keys";
+const FIND: &str = "/v1/keys/find";
+/// The maximum number of keys in doubt that are sorted.
+const SORTED: usize = 10_000;
 
 /// Runs the command.
 ///
@@ -92,7 +122,7 @@ const PATH: &str = "/v1/keys";
 /// The server cannot be reached, or refuses.
 pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
     match command {
-        KeysCommand::List { phase, hint, namespace, scope, key, limit, remote } => {
+        KeysCommand::List { phase, hint, namespace, scope, key, limit, cursor, remote } => {
             let mut query = QueryString::default();
             query.add("phase", phase.as_deref());
             query.add("hint", hint.as_deref());
@@ -101,21 +131,53 @@ pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
                 query.add("scope", Some(part));
             }
             query.add("key", key.as_deref());
-            let items = Pages::new(&remote, PATH, query)?.collect(limit).await?;
-            if remote.json { print(&json!({ "items": items })) } else { table(&items) }
+            let is_doubt = phase.as_deref() == Some("in_doubt");
+            let read = if is_doubt { SORTED.max(limit) } else { limit };
+            let mut listed = Pages::new(&remote, PATH, query)?.after(cursor).collect(read).await?;
+            if is_doubt {
+                // The store lists by id. The oldest waits longest for a person.
+                listed.items.sort_by_key(|item| cell(item, "claimed_at"));
+                let left_out = listed.items.len().saturating_sub(limit);
+                listed.items.truncate(limit);
+                if left_out > 0 {
+                    eprintln!("{left_out} more are in doubt; --limit shows them");
+                }
+            }
+            listed.show(&remote, list)
+        }
+        KeysCommand::Find { key, header, remote } => {
+            let found =
+                send(&AdminClient::of(&remote)?, Method::POST, FIND, &find_request(key, &header)?).await?;
+            if remote.json {
+                return print(&found);
+            }
+            list(found["items"].as_array().map_or(&[], Vec::as_slice))
         }
         KeysCommand::Show { id, remote } => {
             let shown = get(&AdminClient::of(&remote)?, &format!("/v1/keys/{}", encode(&id))).await?;
-            if remote.json { print(&shown) } else { members(&shown) }
+            if remote.json { print(&shown) } else { show(shown) }
         }
         KeysCommand::Forget { id, reason, force, remote } => {
             change(&remote, &id, "forget", &ForgetRequest { reason, force }).await
         }
-        KeysCommand::Settle { id, run, outcome, reason, remote } => {
-            let outcome = outcome.map(|outcome| serde_json::from_str(&outcome)).transpose();
-            let outcome = outcome.context(Misused::new("--outcome is not JSON"))?;
-            let body = SettleRequest { reason, run: run && outcome.is_none(), outcome };
-            change(&remote, &id, "settle", &body).await
+        KeysCommand::Settle { id, run, outcome, status, body, reason, yes, remote } => {
+            let outcome = match (outcome, status) {
+                (Some(outcome), _) => {
+                    Some(serde_json::from_str(&outcome).context(Misused::new("--outcome is not JSON"))?)
+                }
+                (None, Some(status)) => Some(given_answer(status, body)?),
+                (None, None) => None,
+            };
+            let request = SettleRequest { reason, run: run && outcome.is_none(), outcome };
+            let client = AdminClient::of(&remote)?;
+            let path = format!("{PATH}/{}/preview", encode(&id));
+            let preview = send(&client, Method::POST, &path, &request).await?;
+            // The keys of workers have no clients that would be surprised.
+            if preview["key"]["request"].is_object() {
+                explain(&preview)?;
+                confirm("Settle it?", yes)?;
+            }
+            change(&remote, &id, "settle", &request).await
         }
         KeysCommand::Export { phase, remote } => {
             let mut query = QueryString::default();
@@ -142,22 +204,111 @@ async fn change(remote: &Remote, id: &str, action: &str, body: &impl Serialize) 
     write_line(&format!("{}: {} -> {}", text("id"), text("before"), text("after")))
 }
 
-fn table(items: &[Value]) -> anyhow::Result<()> {
-    write_line(&format!(
-        "{:<32}  {:<8}  {:<8}  {:<6}  {:>7}  CHANGED",
-        "ID", "KEY", "PHASE", "MODE", "ATTEMPT"
-    ))?;
-    for item in items {
-        let text = |name: &str| item[name].as_str().unwrap_or_default();
-        write_line(&format!(
-            "{:<32}  {:<8}  {:<8}  {:<6}  {:>7}  {}",
-            text("id"),
-            text("key"),
-            text("phase"),
-            text("mode"),
-            item["attempt"],
-            text("changed_at"),
-        ))?;
+/// The answer that an operator gives on the command line.
+fn given_answer(status: u16, body: Option<String>) -> anyhow::Result<Box<RawValue>> {
+    let body = body.map(|text| serde_json::from_str(&text).unwrap_or(Value::String(text)));
+    let answer = match body {
+        Some(body) => json!({ "status": status, "body": body }),
+        None => json!({ "status": status }),
+    };
+    Ok(RawValue::from_string(answer.to_string())?)
+}
+
+/// Says what a settlement does, before it is done. On standard error: standard output is for the result.
+fn explain(preview: &Value) -> anyhow::Result<()> {
+    let (key, answer) = (&preview["key"], &preview["answer"]);
+    let request = &key["request"];
+    let [method, path, id, caller] =
+        ["method", "path", "request_id", "caller"].map(|name| cell(request, name));
+    eprintln!(
+        "{method} {path}, request {id}, caller {caller}, claimed {} ago",
+        age(&cell(key, "claimed_at"))
+    );
+    if answer.is_null() {
+        eprintln!("The next request with this key is sent to the upstream again.");
+    } else {
+        eprintln!("Every request with this key will get:");
+        answer_lines(answer).iter().for_each(|line| eprintln!("  {line}"));
     }
     Ok(())
+}
+
+/// An answer as people read it.
+fn answer_lines(answer: &Value) -> Vec<String> {
+    let mut lines = vec![format!("HTTP {}", cell(answer, "status"))];
+    for header in answer["headers"].as_array().into_iter().flatten() {
+        lines.push(format!("{}: {}", cell(header, 0), cell(header, 1)));
+    }
+    let body = match (answer["body"].as_str(), answer["body_base64"].as_str()) {
+        (Some(text), _) => match serde_json::from_str::<Value>(text) {
+            Ok(json) => serde_json::to_string_pretty(&json).unwrap_or_else(|_| text.to_owned()),
+            Err(_) => text.to_owned(),
+        },
+        (None, Some(base64)) => format!("(not text, in base64) {base64}"),
+        (None, None) => String::new(),
+    };
+    if !body.is_empty() {
+        lines.push(String::new());
+        lines.extend(body.lines().map(printable));
+    }
+    lines
+}
+
+fn show(mut shown: Value) -> anyhow::Result<()> {
+    let Some(all) = shown.as_object_mut() else { return members(&shown) };
+    let (request, answer) = (all.shift_remove("request"), all.shift_remove("answer"));
+    if answer.is_some() {
+        // The same in base64.
+        all.shift_remove("returned");
+    }
+    members(&shown)?;
+    if let Some(request) = request {
+        members(&request)?;
+    }
+    if let Some(answer) = answer {
+        write_line("")?;
+        answer_lines(&answer).iter().try_for_each(|line| write_line(line))?;
+    }
+    Ok(())
+}
+
+/// The body of a search, so that neither key nor credential is part of a URL.
+fn find_request(key: String, header: &[String]) -> anyhow::Result<FindRequest> {
+    let key = match key.as_str() {
+        "-" => std::io::read_to_string(std::io::stdin()).context("standard input")?.trim().to_owned(),
+        _ => key,
+    };
+    let mut headers = BTreeMap::new();
+    for line in header {
+        let (name, value) = line.split_once(':').ok_or_else(|| {
+            Misused::new("--header: expected 'NAME: VALUE', such as 'Authorization: Bearer …'")
+        })?;
+        headers.insert(name.trim().to_owned(), value.trim().to_owned());
+    }
+    Ok(FindRequest { key, headers })
+}
+
+fn list(items: &[Value]) -> anyhow::Result<()> {
+    let row = |item: &Value| {
+        let [id, key, phase, mode, attempt, changed] =
+            ["id", "key", "phase", "mode", "attempt", "changed_at"].map(|name| cell(item, name));
+        let [method, path, request, caller] =
+            ["method", "path", "request_id", "caller"].map(|name| cell(&item["request"], name));
+        [
+            id,
+            key,
+            phase,
+            mode,
+            attempt,
+            age(&cell(item, "claimed_at")),
+            method,
+            path,
+            request,
+            caller,
+            changed,
+        ]
+    };
+    let titles =
+        ["ID", "KEY", "PHASE", "MODE", "ATTEMPT", "AGE", "METHOD", "PATH", "REQUEST", "CALLER", "CHANGED"];
+    table(titles, &items.iter().map(row).collect::<Vec<_>>())
 }

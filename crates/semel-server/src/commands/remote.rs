@@ -1,13 +1,12 @@
 //! Shared by commands that talk to a running server: requests, pages, and printing.
 
-use std::io::Write as _;
-
 use anyhow::{Context as _, bail};
 use http::{HeaderValue, Method, header};
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::screen::write_line;
 use crate::cli::Remote;
 use crate::client::{AdminClient, Request};
 use crate::misused::Misused;
@@ -70,6 +69,34 @@ pub(crate) struct Pages {
     next: NextPage,
 }
 
+/// The items of a list, and how to read on.
+pub(crate) struct Listed {
+    pub(crate) items: Vec<Value>,
+    /// Cursor of the item after the last one.
+    pub(crate) next: Option<String>,
+}
+
+impl Listed {
+    /// Prints the list as JSON, or by `table`; and on standard error how to read on.
+    pub(crate) fn show(
+        self,
+        remote: &Remote,
+        table: impl FnOnce(&[Value]) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        if remote.json {
+            return print(&serde_json::json!({ "items": self.items, "next": self.next }));
+        }
+        table(&self.items)?;
+        if let Some(next) = self.next {
+            eprintln!("there are more: add --cursor {next}");
+        }
+        Ok(())
+    }
+}
+
+/// The longest page of the server.
+const LONGEST_PAGE: usize = 1_000;
+
 /// The next page.
 enum NextPage {
     First,
@@ -78,16 +105,27 @@ enum NextPage {
 }
 
 impl Pages {
-    /// All items, up to `limit`.
-    pub(crate) async fn collect(mut self, limit: usize) -> anyhow::Result<Vec<Value>> {
+    /// The items up to `limit`, and the cursor of those after them.
+    pub(crate) async fn collect(mut self, limit: usize) -> anyhow::Result<Listed> {
         let mut items = Vec::new();
         while items.len() < limit
-            && let Some(page) = self.next().await?
+            && let Some(page) = self.next_up_to(Some(limit - items.len())).await?
         {
             items.extend(page);
         }
-        items.truncate(limit);
-        Ok(items)
+        let next = match self.next {
+            NextPage::After(cursor) => Some(cursor),
+            NextPage::First | NextPage::None => None,
+        };
+        Ok(Listed { items, next })
+    }
+
+    /// Begins at a cursor that an earlier list ended with.
+    pub(crate) fn after(mut self, cursor: Option<String>) -> Self {
+        if let Some(cursor) = cursor {
+            self.next = NextPage::After(cursor);
+        }
+        self
     }
 
     /// The pages of the list at `path`.
@@ -100,7 +138,15 @@ impl Pages {
 
     /// The next page; `None` after the last.
     pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Vec<Value>>> {
+        self.next_up_to(None).await
+    }
+
+    /// The next page with at most so many items, so that its cursor is that of the item after them.
+    async fn next_up_to(&mut self, limit: Option<usize>) -> anyhow::Result<Option<Vec<Value>>> {
         let mut query = self.query.clone();
+        if let Some(limit) = limit {
+            query.add("limit", Some(&limit.clamp(1, LONGEST_PAGE).to_string()));
+        }
         match &self.next {
             NextPage::First => {}
             NextPage::After(cursor) => query.add("cursor", Some(cursor)),
@@ -157,27 +203,6 @@ pub(crate) fn print(value: &Value) -> anyhow::Result<()> {
     write_line(&value.to_string())
 }
 
-/// A closed pipe (`| head`) ends the command without an error.
-pub(crate) fn write_line(line: &str) -> anyhow::Result<()> {
-    writeln!(std::io::stdout(), "{line}").context("standard output is closed")
-}
-
-/// Prints rows below their titles, with aligned columns.
-pub(crate) fn table<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> anyhow::Result<()> {
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([titles[column].len()]).max().unwrap_or(0)
-    };
-    let widths: [usize; N] = std::array::from_fn(width);
-    let line = |cells: [&str; N]| {
-        let padded: Vec<String> =
-            cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        padded.join("  ").trim_end().to_owned()
-    };
-    write_line(&line(titles))?;
-    rows.iter().try_for_each(|row| write_line(&line(std::array::from_fn(|at| row[at].as_str()))))
-}
-
 /// A payload in JSON: as it is, from a file (`@FILE`), or from standard input (`-`).
 pub(crate) fn read_payload(payload: &str) -> anyhow::Result<Box<RawValue>> {
     let text = match (payload, payload.strip_prefix('@')) {
@@ -189,11 +214,24 @@ pub(crate) fn read_payload(payload: &str) -> anyhow::Result<Box<RawValue>> {
 }
 
 /// A member as text; empty if it is absent.
-pub(crate) fn cell(item: &Value, name: &str) -> String {
-    match &item[name] {
+pub(crate) fn cell(item: &Value, member: impl serde_json::value::Index) -> String {
+    match &item[member] {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
         other => other.to_string(),
+    }
+}
+
+/// Counts by name, without those that are zero: `3 done, 1 dlq`. One alone is its name.
+pub(crate) fn counts(counted: &Value) -> String {
+    let counted: Vec<_> =
+        counted.as_object().into_iter().flatten().filter(|(_, count)| **count != 0).collect();
+    match counted.as_slice() {
+        [(name, count)] if **count == 1 => (*name).clone(),
+        several => {
+            let words: Vec<String> = several.iter().map(|(name, count)| format!("{count} {name}")).collect();
+            words.join(", ")
+        }
     }
 }
 

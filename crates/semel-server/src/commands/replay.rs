@@ -7,15 +7,17 @@ use anyhow::bail;
 use clap::Args;
 use http::Method;
 use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
 
-use super::remote::{Pages, QueryString, cell, encode, get, print, send, table, write_line};
+use super::remote::{Pages, QueryString, cell, encode, get, print, send};
+use super::screen::{table, write_line};
 use crate::admin::replays::{OrderRequest, ReplayRequest};
 use crate::cli::Remote;
 use crate::client::AdminClient;
 
-/// Choose the dead letters: --status failed, --dlq --id, --event-id, or --job.
+/// Choose the dead letters: --status failed, --dlq --id, --event-id; or a job: --job, --list.
 #[derive(Clone, Debug, Args)]
-#[command(group = clap::ArgGroup::new("what").required(true).args(["status", "dlq", "event_id", "job"]))]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["status", "dlq", "event_id", "job", "list"]))]
 pub(crate) struct ReplayArgs {
     /// All deliveries that ended in dlq or blocked: `failed`
     #[arg(long, value_name = "S")]
@@ -65,6 +67,9 @@ pub(crate) struct ReplayArgs {
     /// An existing job: follow or control it
     #[arg(long, value_name = "ID")]
     pub(crate) job: Option<String>,
+    /// List jobs, newest first
+    #[arg(long)]
+    pub(crate) list: bool,
     /// Pause the job
     #[arg(long, requires = "job", conflicts_with_all = ["resume", "cancel"])]
     pub(crate) pause: bool,
@@ -78,6 +83,8 @@ pub(crate) struct ReplayArgs {
     pub(crate) remote: Remote,
 }
 
+/// How many jobs are listed.
+const LISTED: usize = 100;
 /// How often the job is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -88,6 +95,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 pub(crate) async fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     let remote = &args.remote;
     let client = AdminClient::of(remote)?;
+    if args.list {
+        return list(remote).await;
+    }
     if let Some(job) = &args.job {
         let order = [("pause", args.pause), ("resume", args.resume), ("cancel", args.cancel)];
         let asked = match order.iter().find(|(_, wanted)| *wanted) {
@@ -109,10 +119,34 @@ pub(crate) async fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     if args.dry_run {
         return plan(remote, &job);
     }
+    if let Some(more @ 1..) = job["left_out"].as_u64() {
+        eprintln!("{}", left_out(more));
+    }
     if args.detach {
         return print_job(remote, &job);
     }
     follow(args, &client, job).await
+}
+
+/// What the limit left out. The server counts up to 1000.
+fn left_out(more: u64) -> String {
+    let at_least = if more >= 1_000 { "at least " } else { "" };
+    format!("{at_least}{more} more match; --limit includes them")
+}
+
+async fn list(remote: &Remote) -> anyhow::Result<()> {
+    let listed = Pages::new(remote, "/v1/replays", QueryString::default())?.collect(LISTED).await?;
+    listed.show(remote, |items| {
+        let row = |job: &Value| {
+            let [id, state, mode, by, created, note] =
+                ["id", "state", "mode", "by", "created_at", "note"].map(|name| cell(job, name));
+            let [replayed, total, failed] =
+                ["replayed", "total", "failed_again"].map(|name| cell(&job["counts"], name));
+            [id, state, mode, format!("{replayed}/{total}"), failed, by, created, note]
+        };
+        let titles = ["ID", "STATE", "MODE", "REPLAYED", "FAILED AGAIN", "BY", "CREATED", "NOTE"];
+        table(titles, &items.iter().map(row).collect::<Vec<_>>())
+    })
 }
 
 fn request(args: &ReplayArgs) -> ReplayRequest {
@@ -147,6 +181,9 @@ fn plan(remote: &Remote, plan: &Value) -> anyhow::Result<()> {
     table(["ACTION", "DEAD LETTER", "DELIVERY", "TARGET", "EVENT", "WHY"], &rows)?;
     if let Some(more @ 1..) = plan["more"].as_u64() {
         write_line(&format!("… and {more} more"))?;
+    }
+    if let Some(more @ 1..) = plan["left_out"].as_u64() {
+        write_line(&left_out(more))?;
     }
     let [total, run, skip, conflict] = ["total", "run", "skip", "conflict"].map(|name| cell(plan, name));
     write_line(&format!(
@@ -187,13 +224,30 @@ fn line(job: &Value) -> String {
 /// Follows a job until it ends or is paused.
 async fn follow(args: &ReplayArgs, client: &AdminClient, mut job: Value) -> anyhow::Result<()> {
     let (remote, terminal) = (&args.remote, std::io::stderr().is_terminal());
-    let path = format!("/v1/replays/{}", encode(&cell(&job, "id")));
-    let mut gone = 0;
+    let id = cell(&job, "id");
+    let path = format!("/v1/replays/{}", encode(&id));
+    // Before the id is printed: from then on a person can interrupt.
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    eprintln!("{id}: {} to replay", cell(&job["counts"], "total"));
+    let (mut gone, mut told) = (0, String::new());
     while job["state"] == "running" {
+        let waiting = cell(&job, "waiting");
+        if !waiting.is_empty() && waiting != told {
+            eprintln!("{}waiting: {waiting}", if terminal { "\r\x1b[K" } else { "" });
+            told = waiting;
+        }
         if terminal && !remote.json {
             progress(&job);
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::select! {
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+            _ = interrupt.recv() => {
+                bail!(
+                    "{id} is still running on the server; stop it with `semel replay --job {id} --cancel`, follow it with \
+                     `semel replay --job {id}`"
+                );
+            }
+        }
         // The server may be restarted meanwhile: the job continues by itself.
         match get(client, &path).await {
             Ok(seen) => (job, gone) = (seen, 0),
@@ -229,8 +283,8 @@ async fn follow(args: &ReplayArgs, client: &AdminClient, mut job: Value) -> anyh
 /// The first items that failed again.
 async fn failures(remote: &Remote, job: &str) -> anyhow::Result<()> {
     let path = format!("/v1/replays/{}/items", encode(job));
-    let items = Pages::new(remote, path, QueryString::default())?.collect(10_000).await?;
-    let failed = items.iter().filter(|item| item["result"] == "failed_again").take(10);
+    let listed = Pages::new(remote, path, QueryString::default())?.collect(10_000).await?;
+    let failed = listed.items.iter().filter(|item| item["result"] == "failed_again").take(10);
     let rows: Vec<[String; 3]> =
         failed.map(|item| ["dlq_id", "target", "error"].map(|name| cell(item, name))).collect();
     table(["DEAD LETTER", "TARGET", "ERROR"], &rows)

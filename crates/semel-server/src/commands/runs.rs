@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::bail;
 use clap::Subcommand;
 use http::Method;
-use serde_json::json;
+use serde_json::Value;
 
-use super::remote::{
-    Pages, QueryString, cell, encode, get, members, print, read_payload, send, table, write_line,
-};
+use super::remote::{Pages, QueryString, cell, counts, encode, get, members, print, read_payload, send};
+use super::screen::{table, write_line};
 use crate::admin::runs::{CancelRequest, PatchRequest, ResetRequest, TriggerRequest};
 use crate::cli::Remote;
 use crate::client::AdminClient;
@@ -37,7 +37,7 @@ pub(crate) enum RunsCommand {
         /// How long the key is remembered
         #[arg(long, value_name = "DURATION")]
         ttl: Option<String>,
-        /// Wait until the run has ended
+        /// Wait until the run has ended; fails unless it is done
         #[arg(long)]
         wait: bool,
         #[command(flatten)]
@@ -60,6 +60,9 @@ pub(crate) enum RunsCommand {
         /// Maximum number of runs
         #[arg(long, default_value_t = 100)]
         limit: usize,
+        /// Continue an earlier list
+        #[arg(long, conflicts_with = "buffered")]
+        cursor: Option<String>,
         #[command(flatten)]
         remote: Remote,
     },
@@ -130,7 +133,8 @@ pub(crate) async fn run(command: RunsCommand) -> anyhow::Result<()> {
             let path = if wait { "/v1/runs?wait=true" } else { "/v1/runs" };
             let done = send(&AdminClient::of(&remote)?, Method::POST, path, &request).await?;
             if remote.json {
-                return print(&done);
+                print(&done)?;
+                return is_done(&done);
             }
             let how = match (done["cached"] == true, done["buffered"] == true) {
                 (true, _) => "already triggered",
@@ -138,10 +142,11 @@ pub(crate) async fn run(command: RunsCommand) -> anyhow::Result<()> {
                 (false, false) => "triggered",
             };
             let status = cell(&done, "status");
-            write_line(format!("{}  {how}  {status}", cell(&done, "id")).trim_end())
+            write_line(format!("{}  {how}  {status}", cell(&done, "id")).trim_end())?;
+            is_done(&done)
         }
-        RunsCommand::List { target, tenant, tag, buffered, limit, remote } => {
-            list(&remote, (target, tenant, tag), buffered, limit).await
+        RunsCommand::List { target, tenant, tag, buffered, limit, cursor, remote } => {
+            list(&remote, (target, tenant, tag), buffered, (limit, cursor)).await
         }
         RunsCommand::Show { id, remote } => {
             let shown = get(&AdminClient::of(&remote)?, &format!("/v1/runs/{}", encode(&id))).await?;
@@ -179,11 +184,23 @@ pub(crate) async fn run(command: RunsCommand) -> anyhow::Result<()> {
     }
 }
 
+/// An error unless the run that was waited for is done, so that scripts notice.
+fn is_done(triggered: &Value) -> anyhow::Result<()> {
+    let id = cell(triggered, "id");
+    match triggered["status"].as_str() {
+        None | Some("done") => Ok(()),
+        Some("dlq" | "blocked" | "cancelled") => {
+            bail!("the run failed; `semel events show {id}` says why")
+        }
+        Some(status) => bail!("the run has not ended: it is {status}; `semel runs show {id}` follows it"),
+    }
+}
+
 async fn list(
     remote: &Remote,
     (target, tenant, tag): (Option<String>, Option<String>, Option<String>),
     buffered: bool,
-    limit: usize,
+    (limit, cursor): (usize, Option<String>),
 ) -> anyhow::Result<()> {
     let mut query = QueryString::default();
     query.add("tenant", tenant.as_deref());
@@ -200,11 +217,14 @@ async fn list(
     }
     query.add("target", target.as_deref());
     query.add("tag", tag.as_deref());
-    let items = Pages::new(remote, "/v1/runs", query)?.collect(limit).await?;
-    if remote.json {
-        return print(&json!({ "items": items }));
-    }
+    let listed = Pages::new(remote, "/v1/runs", query)?.after(cursor).collect(limit).await?;
     let names = ["id", "type", "tenant", "dedupe_key", "tags", "accepted_at"];
-    let rows: Vec<[String; 6]> = items.iter().map(|item| names.map(|name| cell(item, name))).collect();
-    table(["ID", "TARGET", "TENANT", "KEY", "TAGS", "ACCEPTED"], &rows)
+    listed.show(remote, |items| {
+        let row = |item: &Value| {
+            let [id, target, tenant, key, tags, accepted] = names.map(|name| cell(item, name));
+            [id, counts(&item["states"]), target, tenant, key, tags, accepted]
+        };
+        let titles = ["ID", "STATE", "TARGET", "TENANT", "KEY", "TAGS", "ACCEPTED"];
+        table(titles, &items.iter().map(row).collect::<Vec<_>>())
+    })
 }

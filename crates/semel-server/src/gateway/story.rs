@@ -38,11 +38,11 @@ impl RequestIds {
     /// Reads the ids of a request. A request without an id gets one, which the upstream sees too. With a collector, the upstream sees
     /// the gateway's span as its parent.
     pub(super) fn begin(headers: &mut HeaderMap, exporter: Option<&Arc<Exporter>>) -> Self {
-        let given = headers.get(&REQUEST_ID).filter(|id| id.len() <= 128).and_then(|id| id.to_str().ok());
-        let request_id = match given {
+        let given = headers.get(&REQUEST_ID).filter(|id| is_request_id(id.as_bytes()));
+        let request_id = match given.and_then(|id| id.to_str().ok()) {
             Some(id) => id.to_owned(),
             None => {
-                let id = format!("{:032x}", rand::random::<u128>());
+                let id = new_request_id();
                 put(headers, REQUEST_ID, &id);
                 id
             }
@@ -61,6 +61,16 @@ impl RequestIds {
     /// The caller's request id, or the generated one.
     pub(super) fn request_id(&self) -> &str {
         &self.request_id
+    }
+
+    /// Gives the client the id to quote. An upstream that answers with an id of its own keeps it; that one is returned.
+    pub(super) fn name(&self, answer: &mut HeaderMap) -> Option<HeaderValue> {
+        let own = answer.get(&REQUEST_ID).filter(|own| own.as_bytes() != self.request_id.as_bytes());
+        let own = own.cloned();
+        if own.is_none() {
+            put(answer, REQUEST_ID, &self.request_id);
+        }
+        own
     }
 
     /// The span of its log lines.
@@ -128,6 +138,30 @@ impl Parent {
     }
 }
 
+/// A fresh id for a request that has none.
+pub(super) fn new_request_id() -> String {
+    format!("{:032x}", rand::random::<u128>())
+}
+
+/// True if a client's id can be used. A longer or unprintable one is replaced.
+pub(super) fn is_request_id(id: &[u8]) -> bool {
+    (1..=128).contains(&id.len()) && id.iter().all(|byte| matches!(byte, b' '..=b'~'))
+}
+
+/// The request id in an answer of HTTP/1.1, whose names are in lower case.
+pub(super) fn request_id_of(answer: &[u8]) -> Option<&[u8]> {
+    let mut lines = answer.split(|byte| *byte == b'\n').take_while(|line| *line != b"\r");
+    lines.find_map(|line| line.strip_prefix(b"x-request-id: ")?.strip_suffix(b"\r"))
+}
+
+/// Adds the request id to the answer of HTTP/1.1 that begins at `start`.
+pub(super) fn put_request_id(answer: &mut Vec<u8>, start: usize, id: &[u8]) {
+    let Some(line) = answer[start..].iter().position(|byte| *byte == b'\n') else { return };
+    let at = start + line + 1;
+    let header = [b"x-request-id: ", id, b"\r\n"].concat();
+    answer.splice(at..at, header);
+}
+
 fn put(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         headers.insert(name, value);
@@ -137,6 +171,20 @@ fn put(headers: &mut HeaderMap, name: HeaderName, value: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_as_bytes_gets_a_request_id() {
+        let mut answer = b"beforeHTTP/1.1 201 Created\r\ndate: now\r\n\r\nx-request-id: body\r\n".to_vec();
+        assert_eq!(request_id_of(&answer[6..]), None);
+        put_request_id(&mut answer, 6, b"r-1");
+        assert_eq!(request_id_of(&answer[6..]), Some(&b"r-1"[..]));
+        let expected =
+            b"beforeHTTP/1.1 201 Created\r\nx-request-id: r-1\r\ndate: now\r\n\r\nx-request-id: body\r\n";
+        assert_eq!(answer, expected);
+        for wrong in [&b""[..], b"a\r\nb", &[b'x'; 129], b"\xff"] {
+            assert!(!is_request_id(wrong), "{wrong:?}");
+        }
+    }
 
     #[test]
     fn parents_are_read_strictly() {

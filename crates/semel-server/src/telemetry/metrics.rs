@@ -155,6 +155,11 @@ impl Metrics {
         self.in_doubt.store(count, Ordering::Relaxed);
     }
 
+    /// Keys in doubt at the last count.
+    pub(crate) fn keys_in_doubt(&self) -> u64 {
+        self.in_doubt.load(Ordering::Relaxed)
+    }
+
     /// Records whether the last claim round trip succeeded.
     pub(crate) fn store_up(&self, up: Result<(), ()>) {
         self.store_up.store(u64::from(up.is_ok()), Ordering::Relaxed);

@@ -8,6 +8,7 @@ mod drained;
 mod durable;
 mod killed;
 mod openapi;
+mod operate;
 mod outage;
 mod paused;
 mod poison;

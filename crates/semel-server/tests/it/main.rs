@@ -13,6 +13,7 @@ mod check;
 mod claims;
 mod commands;
 mod demo;
+mod doubt;
 mod drain;
 mod drills;
 mod events;

@@ -16,7 +16,7 @@ use super::execute::{ClaimEnd, EffectEnd, decode, panic_message, stopped};
 use super::hold::{Attempt, NotBegun};
 use super::{Engine, EngineInner};
 use crate::fingerprint::{Payload, PayloadError};
-use crate::key::Key;
+use crate::key::{Key, Origin};
 use crate::record::{Begin, Mode, Terms, TermsError};
 
 /// How often an effect is claimed again because its lease could have expired before the start. Once can happen when a
@@ -34,6 +34,7 @@ pub struct Once<E = AnyError> {
     begin: Begin,
     wait: Duration,
     request_id: Option<Box<str>>,
+    origin: Option<Origin>,
     error: PhantomData<fn() -> E>,
 }
 
@@ -41,16 +42,17 @@ impl Once {
     pub(super) fn new(engine: &Engine, key: Key) -> Self {
         let inner = Arc::clone(&engine.inner);
         let (terms, wait) = (Arc::clone(&inner.terms), inner.wait);
-        let (payload, begin, request_id) = (Ok(Payload::none()), Begin::WithClaim, None);
-        Self { inner, key, payload, terms, begin, wait, request_id, error: PhantomData }
+        let (payload, begin) = (Ok(Payload::none()), Begin::WithClaim);
+        let (request_id, origin) = (None, None);
+        Self { inner, key, payload, terms, begin, wait, request_id, origin, error: PhantomData }
     }
 }
 
 impl<E> Once<E> {
     /// Chooses the error type of the effect, instead of [`AnyError`]. [`RunError`] then contains it as it is.
     pub fn error<X>(self) -> Once<X> {
-        let Self { inner, key, payload, terms, begin, wait, request_id, error: _ } = self;
-        Once { inner, key, payload, terms, begin, wait, request_id, error: PhantomData }
+        let Self { inner, key, payload, terms, begin, wait, request_id, origin, error: _ } = self;
+        Once { inner, key, payload, terms, begin, wait, request_id, origin, error: PhantomData }
     }
 
     /// Compares payloads: the same key with another `request` is a conflict. The request is compared as JSON: the
@@ -95,6 +97,13 @@ impl<E> Once<E> {
     /// [`Owner::is_of_request`](crate::record::Owner::is_of_request). It has no other effect.
     pub fn request_id(mut self, id: &str) -> Self {
         self.request_id = Some(id.into());
+        self
+    }
+
+    /// The request that the effect belongs to. Its record shows it, so that a person can recognise a key in doubt. It has no
+    /// other effect.
+    pub fn origin(mut self, origin: Origin) -> Self {
+        self.origin = Some(origin);
         self
     }
 
@@ -268,10 +277,14 @@ impl<E> Once<E> {
         self.key.check()?;
         let payload = std::mem::replace(&mut self.payload, Ok(Payload::none()))?;
         let secret = self.inner.secret().await?;
+        let hint = self.key.hint();
         let subject = Subject {
             namespace: self.key.namespace().into_owned(),
             id: self.key.id_unchecked(&secret),
-            hint: self.key.hint(),
+            hint: match self.origin.take() {
+                Some(origin) => hint.with_origin(origin),
+                None => hint,
+            },
         };
         Ok(Ask {
             subject: Arc::new(subject),

@@ -1,8 +1,10 @@
 //! The parts of a key that a store sees: its id, and a hint for people.
 
+use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
+use super::origin::Origin;
 use serde::{Deserialize, Serialize};
 
 use crate::hex;
@@ -58,15 +60,18 @@ impl FromStr for KeyId {
 #[error("a key id is 32 hex characters; to find a record by its key, give namespace, scope and value")]
 pub struct ParseKeyIdError;
 
-/// The first eight characters of a key's value, for people who look for a record.
+/// What a record shows to people who look for it: the first eight characters of the key's value, and the request that it
+/// was claimed for, if that is known.
 ///
-/// Displays with control and invisible characters escaped, so that it can go into a log line or a terminal.
+/// Displays the characters of the key, with control and invisible ones escaped, so that they can go into a log line or a
+/// terminal.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub struct Hint {
     /// UTF-8 padded with zeros. Stored inline: every claim and every record has a hint.
     bytes: [u8; Hint::LENGTH * char::MAX_LEN_UTF8],
     length: u8,
+    origin: Option<Origin>,
 }
 
 impl Hint {
@@ -77,9 +82,49 @@ impl Hint {
     #[must_use]
     pub fn new(value: &str) -> Self {
         let end = value.char_indices().nth(Self::LENGTH).map_or(value.len(), |(at, _)| at);
-        let mut hint = Self { bytes: [0; _], length: end as u8 };
+        let mut hint = Self { bytes: [0; _], length: end as u8, origin: None };
         hint.bytes[..end].copy_from_slice(&value.as_bytes()[..end]);
         hint
+    }
+
+    /// Adds the request that the claim is made for. Spaces at the end of the key's characters are dropped.
+    #[must_use]
+    pub fn with_origin(self, origin: Origin) -> Self {
+        Self { origin: Some(origin), ..Self::new(self.as_str().trim_end_matches(' ')) }
+    }
+
+    /// The request that the claim was made for.
+    #[must_use]
+    pub fn origin(&self) -> Option<&Origin> {
+        self.origin.as_ref()
+    }
+
+    /// The text that a store holds: the characters of the key, and behind them the origin. Versions that know no origin read
+    /// the characters and ignore the rest, so an origin begins only after eight of them.
+    #[must_use]
+    pub fn to_stored(&self) -> Cow<'_, str> {
+        match &self.origin {
+            None => self.as_str().into(),
+            Some(origin) => format!("{} {}", self.prefix(), origin.as_str()).into(),
+        }
+    }
+
+    /// The first eight characters of [`to_stored`](Self::to_stored), for stores that show them in a column of its own.
+    pub(crate) fn prefix(&self) -> Cow<'_, str> {
+        match &self.origin {
+            None => self.as_str().into(),
+            Some(_) => format!("{:<1$}", self.as_str(), Self::LENGTH).into(),
+        }
+    }
+
+    /// Reads [`to_stored`](Self::to_stored).
+    #[must_use]
+    pub fn from_stored(text: &str) -> Self {
+        let hint = Self::new(text);
+        match text.get(hint.as_str().len()..).unwrap_or_default() {
+            "" => hint,
+            rest => hint.with_origin(Origin::stored(rest.strip_prefix(' ').unwrap_or(rest))),
+        }
     }
 
     /// The characters without escapes.
@@ -149,6 +194,28 @@ mod tests {
         assert_eq!(format!("{:?}", Hint::new("é")), "Hint(\"é\")");
         assert_eq!(Hint::new("it's \"x\"").to_string(), "it's \"x\"");
         assert_eq!(Hint::new("a\n\x1b[2J\u{202e}\\").to_string(), "a\\n\\u{1b}[2J\\u{202e}\\\\");
+    }
+
+    #[test]
+    fn an_older_version_reads_the_characters_of_a_hint_with_an_origin() {
+        let origin = Origin::new("POST", "/pay", Some("req-1"), Some("3f2a9c41"));
+        for (value, shown) in
+            [("order-2041", "order-20"), ("k", "k       "), ("", "        "), ("é-7  ", "é-7     ")]
+        {
+            let hint = Hint::new(value).with_origin(origin.clone());
+            assert_eq!(Hint::new(&hint.to_stored()).as_str(), shown);
+            assert_eq!(hint.prefix(), shown);
+            assert_eq!(Hint::from_stored(&hint.to_stored()), hint);
+            assert_eq!(hint.as_str(), shown.trim_end());
+        }
+        let widest = Hint::new(&"𝄞".repeat(8)).with_origin(Origin::new(
+            &"m".repeat(99),
+            &"p".repeat(999),
+            Some(&"r".repeat(999)),
+            Some(&"c".repeat(99)),
+        ));
+        assert!(widest.to_stored().len() <= 255, "its length is one byte");
+        assert_eq!(Hint::from_stored("order-20"), Hint::new("order-20"), "a record of an older version");
     }
 
     #[test]

@@ -16,7 +16,7 @@
 //! | 64 | 4 | attempt |
 //! | 68 | 5 × 8 | claimed_at, changed_at, lease_until, expires_at, forget_at (µs since 1970) |
 //! | 108 | 5 × 8 | lease, in_flight_max, retention, grace, memory (µs) |
-//! | 148 | | hint, UTF-8 |
+//! | 148 | | hint, UTF-8: up to 8 characters of the key; behind 8 of them a space and the origin (method, path, request id, caller) |
 //! | | | done only: length of kind (4), kind, length of metadata (4), metadata, body: 0 kept or 1 tombstone (1), then all the rest |
 
 use std::sync::Arc;
@@ -51,7 +51,8 @@ impl Record {
             State::Done(outcome) => Some(outcome),
             State::Vacant | State::Bound | State::Claimed | State::Begun | State::Expired => None,
         };
-        let hint = self.hint.as_str().as_bytes();
+        let stored = self.hint.to_stored();
+        let hint = stored.as_bytes();
         let mut out = Vec::with_capacity(148 + hint.len() + outcome.map_or(0, |outcome| outcome.size() + 9));
         let state = match self.state {
             State::Vacant => 0,
@@ -67,7 +68,7 @@ impl Record {
             Mode::Marked => 2,
             Mode::Rerun => 3,
         };
-        // A hint has at most 8 characters, so at most 32 bytes.
+        // A hint has at most 32 bytes, and its origin at most 221.
         out.extend([VERSION, state, mode, u8::try_from(hint.len()).unwrap_or(0)]);
         out.extend(self.fingerprint.as_bytes());
         out.extend(self.owner.as_bytes());
@@ -127,7 +128,7 @@ impl Record {
             memory: length("memory")?,
         };
         let hint = input.slice("hint", usize::from(hint_length))?;
-        let hint = Hint::new(str::from_utf8(hint).map_err(|_| DecodeError::Damaged("hint"))?);
+        let hint = Hint::from_stored(str::from_utf8(hint).map_err(|_| DecodeError::Damaged("hint"))?);
         let state = match state {
             0 => State::Vacant,
             1 => State::Bound,

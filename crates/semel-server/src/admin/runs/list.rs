@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::super::Admin;
 use super::super::access::Caller;
 use super::super::answer::{Answer, Refusal};
-use super::super::events::EventDetails;
+use super::super::deliveries::ListedEvent;
 use super::super::listing::{Filters, ListQuery, Page, Parameter, id_of};
 use crate::pipeline::Pipeline;
 
@@ -37,7 +37,7 @@ impl Filters for RunFilters {
 #[schemars(inline)]
 pub(super) enum RunPage {
     /// Runs in the ledger.
-    Ledger(Page<EventDetails>),
+    Ledger(Page<ListedEvent>),
     /// Runs in the buffer.
     Buffer { items: Vec<BufferedRun>, next: Option<String>, tenants: Vec<BufferDepth> },
 }
@@ -85,7 +85,7 @@ pub(super) async fn list(
         tag: asked.take("tag"),
     };
     let page = pipeline.ledger.events(filter, asked.page).await?;
-    Answer::ok(RunPage::Ledger(Page::new(page, EventDetails::new)))
+    Answer::ok(RunPage::Ledger(ListedEvent::page(pipeline, page).await?))
 }
 
 /// The runs in the buffer: the number of each tenant, and the runs of one tenant.

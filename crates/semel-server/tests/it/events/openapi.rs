@@ -224,6 +224,10 @@ fn every_path_answers_as_documented() {
     );
     api.call("POST /v1/keys/{id}/settle", &doubted, json!({ "reason": "r", "run": true }), 409);
     api.call("GET /v1/keys/{id}", &doubted, None, 200);
+    api.call("POST /v1/keys/{id}/preview", &doubted, json!({ "reason": "r", "run": true }), 409);
+    api.call("POST /v1/keys/find", "", json!({ "key": "k" }), 501);
+    api.call("GET /v1/status", "", None, 200);
+    api.call("GET /v1/targets", "", None, 200);
     api.call("GET /v1/keys?limit=1", "", None, 200);
     api.call("GET /v1/keys?namespace=n&scope=a&key=done&phase=done", "", None, 200);
     api.call("GET /v1/keys?phase=x", "", None, 400);

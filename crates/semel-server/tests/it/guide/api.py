@@ -8,6 +8,9 @@ class Api(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/lost":  # It happened, and nobody hears of it.
+            self.close_connection = True
+            return
         body = json.dumps({"id": f"ch_{next(things)}"}).encode()
         self.send_response(201)
         self.send_header("Content-Type", "application/json")

@@ -111,6 +111,16 @@ fn answer(stream: &TcpStream, shared: &Shared) -> Option<()> {
         *count += 1;
         *count
     };
+    if path.starts_with("/lost") {
+        // The call was counted, and its answer never comes.
+        return None;
+    }
+    if path == "/named" {
+        let body = format!("{{\"call\": {number}}}");
+        let answer = "HTTP/1.1 201 Created\r\nx-request-id: upstream-1\r\ncontent-length";
+        let mut stream = stream;
+        return stream.write_all(format!("{answer}: {}\r\n\r\n{body}", body.len()).as_bytes()).ok();
+    }
     if path == "/slow" {
         let mut open = shared.open.lock();
         while !*open {

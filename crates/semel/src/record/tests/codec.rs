@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::key::Origin;
 
 fn moment() -> impl Strategy<Value = Timestamp> {
     any::<u64>().prop_map(Timestamp::from_micros)
@@ -48,8 +49,10 @@ fn all_terms() -> impl Strategy<Value = Terms> {
 
 fn records() -> impl Strategy<Value = Record> {
     let head = (states(), any::<[u8; 32]>(), any::<[u8; 16]>(), any::<u64>(), any::<u32>(), any::<u32>());
-    (head, ".{0,12}", all_terms(), prop::array::uniform5(moment())).prop_map(
-        |((state, fingerprint, owner, fence, epoch, attempt), hint, terms, moments)| {
+    let origin = prop::option::of(".{0,300}".prop_map(|path| Origin::new("POST", &path, Some("r-1"), None)));
+    (head, (".{0,12}", origin), all_terms(), prop::array::uniform5(moment())).prop_map(
+        |((state, fingerprint, owner, fence, epoch, attempt), (hint, origin), terms, moments)| {
+            let hint = Hint::new(&hint);
             let [claimed_at, changed_at, lease_until, expires_at, forget_at] = moments;
             Record {
                 state,
@@ -58,7 +61,10 @@ fn records() -> impl Strategy<Value = Record> {
                 fence: Fence::new(fence),
                 epoch: Epoch::new(epoch),
                 attempt,
-                hint: Hint::new(&hint),
+                hint: match origin {
+                    Some(origin) => hint.with_origin(origin),
+                    None => hint,
+                },
                 terms: terms.into(),
                 claimed_at,
                 changed_at,
@@ -205,6 +211,14 @@ fn the_layout_does_not_drift() {
         assert_eq!(record.encode(), bytes, "{:?}", record.state);
         assert_eq!(Record::decode(&bytes), Ok(record));
     }
+    // An origin follows eight characters of the key, where versions that know none ignore it.
+    let mut record = sample(State::Claimed);
+    record.hint = Hint::new("é-7").with_origin(Origin::new("POST", "/pay", Some("r-1"), Some("3f2a")));
+    let mut bytes = sample_bytes(2);
+    bytes[3] = 9 + 19;
+    bytes.extend(b"      POST /pay r-1 3f2a");
+    assert_eq!(record.encode(), bytes);
+    assert_eq!(Record::decode(&bytes), Ok(record));
     for (mode, number) in [(Mode::Atomic, 0), (Mode::Keyed, 1), (Mode::Marked, 2), (Mode::Rerun, 3)] {
         let mut record = sample(State::Claimed);
         Arc::make_mut(&mut record.terms).mode = mode;

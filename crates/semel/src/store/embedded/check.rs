@@ -139,7 +139,7 @@ fn check_record(row: &Row<'_>) -> rusqlite::Result<Option<BadRow>> {
     };
     let PlainColumns { state, lease_until, sweep_at } = PlainColumns::of(&record);
     let same = row.get_ref(4)? == ValueRef::Integer(state)
-        && row.get_ref(5)? == ValueRef::Text(record.hint.as_str().as_bytes())
+        && row.get_ref(5)? == ValueRef::Text(record.hint.prefix().as_bytes())
         && row.get_ref(6)? == ValueRef::Integer(lease_until)
         && row.get_ref(7)? == sweep_at.map_or(ValueRef::Null, ValueRef::Integer)
         && key.len() == 16;

@@ -196,7 +196,7 @@ pub(super) fn put(
     let bytes = record.encode();
     let sum = checksum(RECORDS, id.as_bytes(), &bytes);
     let PlainColumns { state, lease_until, sweep_at } = PlainColumns::of(record);
-    let hint = record.hint.as_str();
+    let hint = &*record.hint.prefix();
     let id = id.as_bytes();
     match before {
         None => {
@@ -227,7 +227,7 @@ pub(super) fn replace(
     let bytes = record.encode();
     let sum = checksum(RECORDS, id.as_bytes(), &bytes);
     let PlainColumns { state, lease_until, sweep_at } = PlainColumns::of(record);
-    let all = params![number, state, record.hint.as_str(), lease_until, sweep_at, sum, bytes];
+    let all = params![number, state, &*record.hint.prefix(), lease_until, sweep_at, sum, bytes];
     connection.prepare_cached(UPDATE)?.execute(all)?;
     Ok(())
 }

@@ -105,7 +105,7 @@ pub(super) fn bind_alone<'q>(
         .bind(fresh.mode)
         .bind(claim.fingerprint.as_bytes().as_slice())
         .bind(claim.owner.as_bytes().as_slice())
-        .bind(claim.hint.as_str().as_bytes())
+        .bind(claim.hint.to_stored().into_owned().into_bytes())
         .bind(fresh.lease_for)
         .bind(fresh.expires_in)
         .bind(fresh.forget_in)
@@ -127,7 +127,7 @@ pub(super) struct ClaimColumns<'a> {
     modes: Vec<i16>,
     fingerprints: Vec<&'a [u8]>,
     owners: Vec<&'a [u8]>,
-    hints: Vec<&'a [u8]>,
+    hints: Vec<Vec<u8>>,
     lease_for: Vec<i64>,
     expires_in: Vec<i64>,
     forget_in: Vec<i64>,
@@ -144,7 +144,7 @@ impl<'a> ClaimColumns<'a> {
         self.modes.push(fresh.mode);
         self.fingerprints.push(claim.fingerprint.as_bytes());
         self.owners.push(claim.owner.as_bytes());
-        self.hints.push(claim.hint.as_str().as_bytes());
+        self.hints.push(claim.hint.to_stored().into_owned().into_bytes());
         self.lease_for.push(fresh.lease_for);
         self.expires_in.push(fresh.expires_in);
         self.forget_in.push(fresh.forget_in);
@@ -231,7 +231,7 @@ impl SwapColumns {
         self.fences.push(i64::try_from(record.fence.get()).unwrap_or(i64::MAX));
         self.epochs.push(i64::from(record.epoch.get()));
         self.attempts.push(i64::from(record.attempt));
-        self.hints.push(record.hint.as_str().as_bytes().to_vec());
+        self.hints.push(record.hint.to_stored().into_owned().into_bytes());
         self.claimed_at.push(moment(record.claimed_at));
         self.changed_at.push(moment(record.changed_at));
         self.lease_until.push(moment(record.lease_until));

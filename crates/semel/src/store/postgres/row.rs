@@ -82,7 +82,7 @@ pub(super) fn stored(row: &PgRow) -> Result<Stored, PgRowError> {
         _ => return Err(DecodeError::Damaged("mode").into()),
     };
     let hint: &[u8] = row.try_get(10)?;
-    let hint = Hint::new(str::from_utf8(hint).map_err(|_| DecodeError::Damaged("hint"))?);
+    let hint = Hint::from_stored(str::from_utf8(hint).map_err(|_| DecodeError::Damaged("hint"))?);
     let record = Record {
         state,
         fingerprint: Fingerprint::from_bytes(array(row.try_get(5)?, "fingerprint")?),

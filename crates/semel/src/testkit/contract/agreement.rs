@@ -8,7 +8,7 @@ use super::context::Context;
 use super::expecting::{OTHER_PAYLOAD, PAYLOAD, PHASES, outcome, timeless};
 use super::listing::scan_all;
 use super::sweeping::sweep_all;
-use crate::key::{Hint, KeyId};
+use crate::key::{Hint, KeyId, Origin};
 use crate::record::{
     self, Begin, Command, Fence, Force, Grant, Mode, NewClaim, Owner, Phase, Record, Ruling, Settlement,
     State, Sweep, Terms,
@@ -315,12 +315,17 @@ impl<'a> Run<'a> {
         } else {
             Terms { grace: terms.grace * 3600, ..self.context.lasting(mode) }
         };
+        let hint = Hint::new(self.dice.pick(&["", "order-1", "ümlaut"]));
+        let hint = match self.dice.pick(&["", "/pay", "/refund"]) {
+            "" => hint,
+            path => hint.with_origin(Origin::new("POST", path, None, None)),
+        };
         NewClaim {
             owner,
             fingerprint,
             terms: terms.into(),
             begin: self.dice.pick(&[Begin::WithClaim, Begin::Later]),
-            hint: Hint::new(self.dice.pick(&["", "order-1", "ümlaut"])),
+            hint,
         }
     }
 

@@ -6,7 +6,7 @@ use super::context::Context;
 use super::expecting::{
     OTHER_PAYLOAD, PAYLOAD, accepted, ask, ask_and_begin, ask_otherwise, busy, complete, lost, outcome, won,
 };
-use crate::key::Hint;
+use crate::key::{Hint, Origin};
 use crate::record::{Begin, Command, Epoch, Force, Mode, NewClaim, Owner, Phase, Ruling, Terms};
 use crate::time::Clock;
 
@@ -24,15 +24,16 @@ pub async fn claim_wins_once(context: &Context) {
 
 /// Fingerprint, owner, fence, terms and hint are stored unchanged.
 pub async fn claim_is_kept_as_it_was_made(context: &Context) {
+    let origin = || Origin::new("POST", "/v1/payments", Some("req-1"), Some("3f2a9c41"));
     for (mode, hint, begin, phase) in [
-        (Mode::Atomic, "", Begin::Later, Phase::Claimed),
-        (Mode::Keyed, "ümlaut𝄞", Begin::WithClaim, Phase::Begun),
-        (Mode::Marked, "a\0b'\";--", Begin::Later, Phase::Claimed),
-        (Mode::Rerun, "order-20", Begin::WithClaim, Phase::Begun),
+        (Mode::Atomic, Hint::new(""), Begin::Later, Phase::Claimed),
+        (Mode::Keyed, Hint::new("ümlaut𝄞").with_origin(origin()), Begin::WithClaim, Phase::Begun),
+        (Mode::Marked, Hint::new("a\0b'\";--"), Begin::Later, Phase::Claimed),
+        (Mode::Rerun, Hint::new("k").with_origin(origin()), Begin::WithClaim, Phase::Begun),
     ] {
         let id = context.key();
         let terms = Terms { grace: Duration::ZERO, ..context.lasting(mode) };
-        let claim = NewClaim { hint: Hint::new(hint), begin, ..ask_otherwise(terms) };
+        let claim = NewClaim { hint, begin, ..ask_otherwise(terms) };
         let win = context.win(id, &claim).await;
         let snapshot = context.get(id).await.expect("the store knows a claimed key");
         assert_eq!((snapshot.id, snapshot.phase()), (id, phase));
