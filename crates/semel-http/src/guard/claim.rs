@@ -59,7 +59,7 @@ impl Inner {
             Err(claimed) => return claimed,
         };
         let once = self.engine.once(self.key(admitted)).payload(admitted.payload);
-        let once = once.terms(Arc::clone(&route.terms));
+        let once = once.terms(Arc::clone(asked.terms().unwrap_or(&route.terms)));
         let once = match request_id(headers) {
             Some(id) => once.request_id(id),
             None => once,

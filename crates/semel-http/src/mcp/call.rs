@@ -1,13 +1,17 @@
 //! Classifies the answer to a tool call, and formats stored answers and refusals.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 use semel::canonical::to_canonical;
+use semel::record::Terms;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::json::{Object, raw};
+use super::json::{Object, raw, text_of};
+use super::release::Release;
 use super::sse;
 use crate::body::Body;
 use crate::problem::{Problem, RetryAdvice, Situation, seconds};
@@ -22,6 +26,10 @@ pub(crate) struct McpCall {
     pub(crate) context: Option<Box<RawValue>>,
     pub(crate) accepts: Accepts,
     pub(crate) form: Form,
+    /// Terms of the called tool, where they differ from those of the route.
+    pub(crate) terms: Option<Arc<Terms>>,
+    /// What the agent announced to this caller.
+    pub(crate) release: Option<Release>,
 }
 
 /// The answer formats that a client accepts.
@@ -115,8 +123,14 @@ impl McpCall {
             Some(RetryAdvice::Useful) => "transient",
             Some(RetryAdvice::Useless) | None => telling.recovery,
         };
+        // Before it had a code of its own, a call in progress was a service that is unavailable for a moment.
+        let is_coded = self.release.is_none_or(|release| release >= Release::WITH_IN_FLIGHT);
+        let code = match problem.situation {
+            Situation::InFlight if !is_coded => profile.telling(Situation::StoreUnavailable).kind,
+            _ => telling.kind,
+        };
         let error = AdcpError {
-            code: telling.kind,
+            code,
             message: problem.detail.as_deref().unwrap_or_else(|| words(problem.situation)),
             recovery,
             retry_after,
@@ -252,10 +266,20 @@ fn wrap(payload: &Object<'_>) -> Box<RawValue> {
 
 /// Changes a result in both places where clients look for it: the structured content, and the JSON in the text.
 pub(crate) fn edit(result: &mut Object<'_>, change: impl Fn(&mut Object<'_>)) {
-    if let Some(mut payload) = result.object("structuredContent") {
-        change(&mut payload);
-        let payload = payload.to_raw();
-        result.set("structuredContent", payload);
+    let structured = result.object("structuredContent").map(|mut structured| {
+        match unwrapped(&structured, text_payload(result).as_deref()) {
+            Some((text, form)) => {
+                let mut payload = Object::read(&text).unwrap_or_default();
+                change(&mut payload);
+                let payload = payload.to_raw();
+                structured.set("result", if form == Wrapped::Text { raw(payload.get()) } else { payload });
+            }
+            None => change(&mut structured),
+        }
+        structured.to_raw()
+    });
+    if let Some(structured) = structured {
+        result.set("structuredContent", structured);
     }
     let Some(content) = result.get("content") else { return };
     let Ok(mut items) = serde_json::from_str::<Vec<Object<'_>>>(content.get()) else { return };
@@ -270,6 +294,23 @@ pub(crate) fn edit(result: &mut Object<'_>, change: impl Fn(&mut Object<'_>)) {
         let items = raw(&items);
         result.set("content", items);
     }
+}
+
+/// How a library put a payload into the only member `result`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrapped {
+    Object,
+    Text,
+}
+
+/// The payload in `{"result": …}`: libraries write so what a tool does not declare as an object. The text of the content has it bare.
+fn unwrapped(structured: &Object<'_>, text: Option<&str>) -> Option<(String, Wrapped)> {
+    let (inner, text) = (structured.only("result")?, text?);
+    if text_of(inner).is_some_and(|inner| inner == text) {
+        return Some((text.to_owned(), Wrapped::Text));
+    }
+    (inner.get().starts_with('{') && is_same(inner, &RawValue::from_string(text.to_owned()).ok()?))
+        .then(|| (text.to_owned(), Wrapped::Object))
 }
 
 /// The text of a content item, if it is text.
@@ -311,14 +352,15 @@ fn is_same(one: &RawValue, other: &RawValue) -> bool {
 
 fn is_failure(result: &Object<'_>) -> bool {
     let says_error = result.get("isError").is_some_and(|value| !matches!(value.get(), "false" | "null"));
-    if says_error || holds_errors(result) {
+    // The agent asks its client something before it acts.
+    let asks = result.text("resultType").is_some_and(|kind| kind == "input_required");
+    if says_error || asks || holds_errors(result) {
         return true;
     }
+    let text = text_payload(result);
     match result.object("structuredContent") {
-        Some(payload) => holds_errors(&payload),
-        None => {
-            text_payload(result).is_some_and(|text| Object::read(&text).is_some_and(|it| holds_errors(&it)))
-        }
+        Some(payload) if unwrapped(&payload, text.as_deref()).is_none() => holds_errors(&payload),
+        _ => text.is_some_and(|text| Object::read(&text).is_some_and(|it| holds_errors(&it))),
     }
 }
 
@@ -367,6 +409,21 @@ mod tests {
             (r#""result":{"content":[{"type":"text","text":"{\"errors\":[{}]}"}]}"#, failure),
             (r#""result":{"content":[{"type":"text","text":"{\"adcp_error\":{}}"}]}"#, failure),
             (r#""error":{"code":-32000,"message":"no"}"#, failure),
+            (r#""result":{"resultType":"complete","content":[]}"#, success),
+            (r#""result":{"resultType":"input_required","inputRequests":{}}"#, failure),
+            // As libraries for Python wrap a text, and an object that is not declared as one.
+            (
+                r#""result":{"content":[{"type":"text","text":"{\"errors\":[{}]}"}],"structuredContent":{"result":"{\"errors\":[{}]}"}}"#,
+                failure,
+            ),
+            (
+                r#""result":{"content":[{"type":"text","text":"{\"adcp_error\": {}}"}],"structuredContent":{"result":{"adcp_error":{}}}}"#,
+                failure,
+            ),
+            (
+                r#""result":{"content":[{"type":"text","text":"{\"id\":1}"}],"structuredContent":{"result":{"id":1}}}"#,
+                success,
+            ),
             (r#""result":5"#, None),
             (r#""method":"notifications/progress""#, None),
         ] {
@@ -377,5 +434,24 @@ mod tests {
         assert_eq!(judge(br#"{"id":1.0,"result":{}}"#, &raw(&1)), success);
         assert_eq!(judge(br#"{"id":null,"error":{}}"#, &raw(&1)), failure);
         assert_eq!(judge(b"<html>", &raw(&1)), None);
+    }
+
+    #[test]
+    fn a_change_reaches_every_copy_of_the_payload() {
+        let item = |text: &str| format!(r#"[{{"type":"text","text":{}}}]"#, raw(text));
+        let (bare, changed) = (r#"{"a":1}"#, r#"{"a":1,"b":2}"#);
+        for (structured, expected) in [
+            (bare.to_owned(), changed.to_owned()),
+            (format!(r#"{{"result":{bare}}}"#), format!(r#"{{"result":{changed}}}"#)),
+            (format!(r#"{{"result":{}}}"#, raw(bare)), format!(r#"{{"result":{}}}"#, raw(changed))),
+            // A payload of the agent's own, not a wrapped one.
+            (r#"{"result":{"c":3}}"#.to_owned(), r#"{"result":{"c":3},"b":2}"#.to_owned()),
+        ] {
+            let text = format!(r#"{{"content":{},"structuredContent":{structured}}}"#, item(bare));
+            let mut result = Object::read(&text).unwrap();
+            edit(&mut result, |payload| payload.set("b", raw(&2)));
+            let expected = format!(r#"{{"content":{},"structuredContent":{expected}}}"#, item(changed));
+            assert_eq!(result.to_raw().get(), expected);
+        }
     }
 }

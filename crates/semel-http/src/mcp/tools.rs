@@ -16,6 +16,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::json::Object;
+use super::release::Release;
 use crate::codec::KeyedTools;
 use crate::profile::ADCP_MUTATING_TOOLS;
 use crate::scope::Principal;
@@ -44,11 +45,12 @@ pub(crate) enum Needs {
 pub(crate) struct Tools {
     /// Tools that need a key, whatever the upstream lists.
     named: HashSet<String>,
-    /// Lists of the upstream. `None` if the config names all tools that need a key.
-    learned: Option<Learned>,
+    /// Whether a tool that is not among them needs a key.
+    others: Needs,
+    learned: Learned,
 }
 
-/// The lists of the upstream, by path and caller.
+/// What the upstream says about itself, by path and caller.
 pub(crate) struct Learned {
     lists: Mutex<Lists>,
     /// Names are stored as hashes, so that all have the same size.
@@ -70,10 +72,11 @@ struct KnownTools {
     used: u64,
 }
 
-/// The list that one caller got under one path.
+/// What one caller got under one path: the list of tools, and the announced release.
 #[derive(Debug, Default)]
 pub(crate) struct List {
     tools: Mutex<HashMap<u64, Needs>>,
+    release: Mutex<Option<Release>>,
     /// Allows one request at a time, and none before this time.
     pub(crate) asking: tokio::sync::Mutex<NotBefore>,
 }
@@ -111,26 +114,28 @@ impl Tools {
         match tools {
             KeyedTools::Listed => Self {
                 named: ADCP_MUTATING_TOOLS.iter().map(|name| (*name).to_owned()).collect(),
-                learned: Some(Learned::new()),
+                others: Needs::Unknown,
+                learned: Learned::new(),
             },
-            KeyedTools::Named(names) => Self { named: names.iter().cloned().collect(), learned: None },
+            KeyedTools::Named(names) => {
+                Self { named: names.iter().cloned().collect(), others: Needs::NoKey, learned: Learned::new() }
+            }
         }
     }
 
     /// Whether a tool needs a key, judged by its name alone.
     pub(crate) fn needs(&self, tool: &str) -> Needs {
-        if self.named.contains(tool) {
-            Needs::Key
-        } else if self.learned.is_none() {
-            Needs::NoKey
-        } else {
-            Needs::Unknown
-        }
+        if self.named.contains(tool) { Needs::Key } else { self.others }
     }
 
-    /// The lists of the upstream, if they are used.
-    pub(crate) fn learned(&self) -> Option<&Learned> {
-        self.learned.as_ref()
+    /// True if lists of the upstream decide which tools need a key.
+    pub(crate) fn learns_needs(&self) -> bool {
+        self.others == Needs::Unknown
+    }
+
+    /// What the upstream says about itself.
+    pub(crate) fn learned(&self) -> &Learned {
+        &self.learned
     }
 }
 
@@ -144,9 +149,15 @@ impl Learned {
         }
     }
 
+    /// The release that the upstream announced to `caller` under `path`.
+    pub(crate) fn release(&self, path: &str, caller: &Principal) -> Option<Release> {
+        let lists = self.lists.lock();
+        *lists.known.get(&of(path, caller))?.list.release.lock()
+    }
+
     /// The list of `caller` under `path`. If there are too many lists, an empty one is removed, or else the least recently used one.
     pub(crate) fn list(&self, path: &str, caller: &Principal) -> Arc<List> {
-        let of = Principal::new(&["tools/list", path], caller.as_bytes());
+        let of = of(path, caller);
         let mut lists = self.lists.lock();
         lists.clock += 1;
         let used = lists.clock;
@@ -205,8 +216,17 @@ impl Learned {
 
 impl List {
     fn is_empty(&self) -> bool {
-        self.tools.lock().is_empty()
+        self.tools.lock().is_empty() && self.release.lock().is_none()
     }
+
+    /// Learns the release that the upstream announced.
+    pub(crate) fn announced(&self, release: Option<Release>) {
+        *self.release.lock() = release;
+    }
+}
+
+fn of(path: &str, caller: &Principal) -> Principal {
+    Principal::new(&["tools/list", path], caller.as_bytes())
 }
 
 /// Whether there are more pages.
@@ -275,10 +295,10 @@ mod tests {
     fn named_by_adcp_or_by_the_config() {
         let listed = Tools::new(&KeyedTools::Listed);
         assert_eq!((listed.needs("create_media_buy"), listed.needs("buy")), (Needs::Key, Needs::Unknown));
-        assert!(listed.learned().is_some());
+        assert!(listed.learns_needs());
         let named = Tools::new(&KeyedTools::Named(vec!["buy".to_owned()]));
         assert_eq!((named.needs("buy"), named.needs("create_media_buy")), (Needs::Key, Needs::NoKey));
-        assert!(named.learned().is_none());
+        assert!(!named.learns_needs());
     }
 
     #[test]

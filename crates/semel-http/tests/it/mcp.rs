@@ -1,5 +1,6 @@
 //! The profile `adcp-mcp` before an agent that knows nothing of idempotency: every line of its description.
 
+mod announced;
 mod any_tool;
 mod bodies;
 mod doubt;
@@ -111,7 +112,7 @@ pub(super) fn tool_calls(upstream: &Upstream) -> usize {
 /// The message that an answer holds, whichever form it has.
 #[track_caller]
 pub(super) fn said(answer: &Answered) -> Value {
-    if answer.header("content-type") != Some("text/event-stream") {
+    if !answer.header("content-type").is_some_and(|form| form.starts_with("text/event-stream")) {
         return answer.json();
     }
     let last = answer.text().split("\n\n").filter(|event| !event.is_empty()).last().expect("an event");
