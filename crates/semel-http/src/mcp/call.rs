@@ -13,6 +13,7 @@ use serde_json::value::RawValue;
 use super::json::{Object, raw, text_of};
 use super::release::Release;
 use super::sse;
+use super::tools::CallFacts;
 use crate::body::Body;
 use crate::problem::{Problem, RetryAdvice, Situation, seconds};
 use crate::profile::Profile;
@@ -28,8 +29,25 @@ pub(crate) struct McpCall {
     pub(crate) form: Form,
     /// Terms of the called tool, where they differ from those of the route.
     pub(crate) terms: Option<Arc<Terms>>,
-    /// What the agent announced to this caller.
-    pub(crate) release: Option<Release>,
+    /// What the agent told this caller.
+    pub(crate) facts: CallFacts,
+    pub(crate) results: ResultForm,
+}
+
+/// Whether a result names its type, which protocol versions without sessions require.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ResultForm {
+    Plain,
+    Typed,
+}
+
+impl ResultForm {
+    fn result_type(self) -> Option<&'static str> {
+        match self {
+            Self::Plain => None,
+            Self::Typed => Some("complete"),
+        }
+    }
 }
 
 /// The answer formats that a client accepts.
@@ -99,9 +117,12 @@ struct TextContent<'a> {
 #[serde(rename_all = "camelCase")]
 struct ToolResult<'a> {
     content: [TextContent<'a>; 1],
-    structured_content: &'a RawValue,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    structured_content: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
     is_error: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result_type: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -124,7 +145,7 @@ impl McpCall {
             Some(RetryAdvice::Useless) | None => telling.recovery,
         };
         // Before it had a code of its own, a call in progress was a service that is unavailable for a moment.
-        let is_coded = self.release.is_none_or(|release| release >= Release::WITH_IN_FLIGHT);
+        let is_coded = self.facts.release.is_none_or(|release| release >= Release::WITH_IN_FLIGHT);
         let code = match problem.situation {
             Situation::InFlight if !is_coded => profile.telling(Situation::StoreUnavailable).kind,
             _ => telling.kind,
@@ -140,7 +161,12 @@ impl McpCall {
             Form::ToolResult => {
                 let payload = raw(&McpPayload { adcp_error: &error, context: self.context.as_deref() });
                 let content = [TextContent { r#type: "text", text: payload.get() }];
-                let result = ToolResult { content, structured_content: &payload, is_error: Some(true) };
+                let result = ToolResult {
+                    content,
+                    structured_content: (!self.facts.result.excludes_errors).then_some(&payload),
+                    is_error: Some(true),
+                    result_type: self.results.result_type(),
+                };
                 self.answer(StatusCode::OK, &self.message("result", raw(&result)), AnswerFormat::Json)
             }
             Form::Error(code) => {
@@ -161,16 +187,23 @@ impl McpCall {
             Some(result) if kept.has("jsonrpc") => result,
             // The outcome of a probe or of an operator's settlement is the tool's own result, without a message around it.
             _ => {
-                wrapped = wrap(&kept);
+                wrapped = wrap(&kept, self.results);
                 Object::read(wrapped.get())?
             }
         };
-        edit(&mut result, |payload| {
+        edit(&mut result, |payload, place| {
+            // Clients reject a structured result with members that the agent's list does not declare.
+            let is_closed = place == PayloadPlace::Structured && self.facts.result.is_closed;
             match &self.context {
-                Some(context) => payload.set("context", context.clone()),
+                Some(context) if !is_closed || payload.has("context") => {
+                    payload.set("context", context.clone());
+                }
+                Some(_) => {}
                 None => payload.remove("context"),
             }
-            payload.set("replayed", raw(&true));
+            if !is_closed {
+                payload.set("replayed", raw(&true));
+            }
         });
         let format = if is_events(&parts.headers) { AnswerFormat::Events } else { AnswerFormat::Json };
         let mut answer = self.answer(StatusCode::OK, &self.message("result", result.to_raw()), format);
@@ -258,23 +291,31 @@ fn words(situation: Situation) -> &'static str {
 }
 
 /// Wraps a bare result as the result of a tool.
-fn wrap(payload: &Object<'_>) -> Box<RawValue> {
+fn wrap(payload: &Object<'_>, form: ResultForm) -> Box<RawValue> {
     let payload = payload.to_raw();
     let content = [TextContent { r#type: "text", text: payload.get() }];
-    raw(&ToolResult { content, structured_content: &payload, is_error: None })
+    let result_type = form.result_type();
+    raw(&ToolResult { content, structured_content: Some(&payload), is_error: None, result_type })
+}
+
+/// Where a result holds a copy of the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PayloadPlace {
+    Structured,
+    Text,
 }
 
 /// Changes a result in both places where clients look for it: the structured content, and the JSON in the text.
-pub(crate) fn edit(result: &mut Object<'_>, change: impl Fn(&mut Object<'_>)) {
+pub(crate) fn edit(result: &mut Object<'_>, change: impl Fn(&mut Object<'_>, PayloadPlace)) {
     let structured = result.object("structuredContent").map(|mut structured| {
         match unwrapped(&structured, text_payload(result).as_deref()) {
             Some((text, form)) => {
                 let mut payload = Object::read(&text).unwrap_or_default();
-                change(&mut payload);
+                change(&mut payload, PayloadPlace::Structured);
                 let payload = payload.to_raw();
                 structured.set("result", if form == Wrapped::Text { raw(payload.get()) } else { payload });
             }
-            None => change(&mut structured),
+            None => change(&mut structured, PayloadPlace::Structured),
         }
         structured.to_raw()
     });
@@ -286,7 +327,7 @@ pub(crate) fn edit(result: &mut Object<'_>, change: impl Fn(&mut Object<'_>)) {
     let is_changed = items.iter_mut().any(|item| {
         let Some(text) = json_text(item) else { return false };
         let Some(mut payload) = Object::read(&text) else { return false };
-        change(&mut payload);
+        change(&mut payload, PayloadPlace::Text);
         item.set("text", raw(payload.to_raw().get()));
         true
     });
@@ -380,7 +421,7 @@ fn holds_errors(payload: &Object<'_>) -> bool {
 pub(crate) fn changed(message: &[u8], change: impl Fn(&mut Object<'_>)) -> Option<Box<RawValue>> {
     let mut message = Object::read_bytes(message)?;
     let mut result = message.object("result")?;
-    edit(&mut result, change);
+    edit(&mut result, |payload, _| change(payload));
     let result = result.to_raw();
     message.set("result", result);
     Some(message.to_raw())
@@ -449,7 +490,7 @@ mod tests {
         ] {
             let text = format!(r#"{{"content":{},"structuredContent":{structured}}}"#, item(bare));
             let mut result = Object::read(&text).unwrap();
-            edit(&mut result, |payload| payload.set("b", raw(&2)));
+            edit(&mut result, |payload, _| payload.set("b", raw(&2)));
             let expected = format!(r#"{{"content":{},"structuredContent":{expected}}}"#, item(changed));
             assert_eq!(result.to_raw().get(), expected);
         }

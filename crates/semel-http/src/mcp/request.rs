@@ -8,8 +8,9 @@ use http::header::ACCEPT;
 use semel::canonical::to_canonical;
 use serde_json::value::RawValue;
 
-use super::call::{Accepts, Form, McpCall};
+use super::call::{Accepts, Form, McpCall, ResultForm};
 use super::json::Object;
+use super::tools::CallFacts;
 
 const METHOD_CALL: &str = "tools/call";
 const METHOD_LIST: &str = "tools/list";
@@ -148,7 +149,9 @@ pub(crate) fn unread(headers: &HeaderMap) -> McpCall {
 }
 
 fn answerable(id: Option<Box<RawValue>>, headers: &HeaderMap, form: Form) -> McpCall {
-    McpCall { id, context: None, accepts: accepts(headers), form, terms: None, release: None }
+    let results = if headers.contains_key(super::METHOD) { ResultForm::Typed } else { ResultForm::Plain };
+    let (accepts, facts) = (accepts(headers), CallFacts::default());
+    McpCall { id, context: None, accepts, form, terms: None, facts, results }
 }
 
 /// The answer formats that the client accepts. Without an `Accept` header, both.

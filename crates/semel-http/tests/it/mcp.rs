@@ -6,9 +6,11 @@ mod bodies;
 mod doubt;
 mod errors;
 mod keyed;
+mod libraries;
 mod live;
 mod malformed;
 mod race;
+mod releases;
 mod replay;
 mod scope;
 
@@ -149,6 +151,16 @@ pub(super) fn call_of(id: impl Into<Value>, tool: &str, arguments: Value) -> Val
         json!({ "jsonrpc": "2.0", "id": id.into(), "method": "tools/call", "params": { "name": tool } });
     call["params"]["arguments"] = arguments;
     call
+}
+
+/// A call with a key of a tool that AdCP does not know.
+pub(super) fn book(id: i32, name: &str) -> Value {
+    call_of(id, "book_slot", json!({ "idempotency_key": key(name), "n": 1 }))
+}
+
+/// A question for the agent's capabilities.
+pub(super) fn capabilities() -> Value {
+    call_of(0, "get_adcp_capabilities", json!({}))
 }
 
 /// The same call with another argument.

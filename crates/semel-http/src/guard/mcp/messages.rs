@@ -176,11 +176,10 @@ impl Inner {
         let body = Body::with_trailers(data.clone(), trailers);
         match message {
             McpMessage::Other => Admission::Watched(body, WatchedReply::Nothing),
-            McpMessage::List { id } if tools.learns_needs() => {
+            McpMessage::List { id } => {
                 let list = self.list_of_caller(tools.learned(), policy, parts);
                 Admission::Watched(body, WatchedReply::Tools { id, list })
             }
-            McpMessage::List { .. } => Admission::Watched(body, WatchedReply::Nothing),
             McpMessage::Batch(calls) => {
                 for call in &calls {
                     if call.has_key() || self.needs_key(tools, policy, parts, call).await {
@@ -198,7 +197,8 @@ impl Inner {
                 let form = if call.id.is_some() { Form::ToolResult } else { Form::INVALID_REQUEST };
                 let mut answer = call.call(&parts.headers, form);
                 answer.terms = policy.tool_terms.get(&call.tool).cloned();
-                answer.release = tools.learned().release(parts.uri.path(), &self.caller_of(policy, parts));
+                let caller = self.caller_of(policy, parts);
+                answer.facts = tools.learned().facts(parts.uri.path(), &caller, &call.tool);
                 let asked = Asked::Message(Arc::new(answer));
                 match self.admit_call(policy, parts, &data, &call, asked.clone()) {
                     Ok(mut admitted) => {
