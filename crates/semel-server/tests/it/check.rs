@@ -141,7 +141,7 @@ fn the_sample_agent_conforms_behind_the_gateway_and_not_without_it() {
     let config = format!(
         "[gateway]\nlisten = \"127.0.0.1:{}\"\nupstream = \"{upstream}\"\nprofile = \"adcp-mcp\"\n\
          [admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"embedded:{}\"\n\
-         [[route]]\nmatch = \"POST /mcp\"\nlimits = {{ writes = {{ per_second = 5, burst = 150 }}, reads = {{ per_second = 10000, burst = 10000 }} }}\n",
+         [[route]]\nmatch = \"POST /mcp\"\nlimits = {{ writes = {{ per_second = 1, burst = 150 }}, reads = {{ per_second = 10000, burst = 10000 }} }}\n",
         free_port(),
         folder.path().join("data").display()
     );
