@@ -20,7 +20,6 @@
 //! # }
 //! ```
 
-mod address;
 mod builder;
 mod control;
 mod error;
@@ -39,13 +38,13 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-pub use self::address::AddressError;
 pub use self::builder::{ClientBuildError, ClientBuilder};
 pub use self::control::SendControl;
 pub use self::error::{AnswerDecodeError, Error, Lost, TryFailure};
 pub use self::request::{Conflicts, Request, RequestError};
 
 use self::pool::ServicePool;
+pub use crate::connect::AddressError;
 use crate::retry::{Call, Destination, Judged, Repeat, Retry, Signal, StoryIds, Try, TryResult, Verdict};
 use semel::time::Clock;
 
@@ -210,37 +209,37 @@ impl Client {
         };
         // On a connection that was used before, a server that closes it just now leaves the outcome unknown. A call that may
         // not repeat a call cannot bear that.
-        let ride = match request.repeat() {
+        let choice = match request.repeat() {
             Repeat::Safe => pool::ConnectionChoice::Any,
             Repeat::Unsafe => pool::ConnectionChoice::Fresh,
         };
-        self.inner.pool.exchange(message, begun, begun + timeout, ride, control).await
+        self.inner.pool.exchange(message, begun, begun + timeout, choice, control).await
     }
 
     /// The request as it goes over the wire.
     fn message(&self, request: &Request, number: Option<u32>) -> Result<pool::ClientMessage, Lost> {
         let ClientInner { pool, headers, user_header, .. } = &*self.inner;
-        let target = pool.address().target(request.path()).ok_or(Lost::Target)?;
-        let mut message = http::Request::new(http_body_util::Full::new(request.body().clone()));
-        *message.method_mut() = request.method().clone();
+        let target = pool.address.target(&request.path).ok_or(Lost::Target)?;
+        let mut message = http::Request::new(http_body_util::Full::new(request.body.clone()));
+        *message.method_mut() = request.method.clone();
         *message.uri_mut() = target;
         let all = message.headers_mut();
-        all.clone_from(request.headers());
+        all.clone_from(&request.headers);
         for (name, value) in headers {
             if !all.contains_key(name) {
                 all.append(name, value.clone());
             }
         }
-        all.insert(header::HOST, pool.address().host_value().clone());
+        all.insert(header::HOST, pool.address.host_value.clone());
         if let Some(key) = request.key_value() {
             all.insert(IDEMPOTENCY_KEY, key.clone());
         }
-        if let Some(user) = request.user_value()
+        if let Some(user) = &request.user
             && let Ok(user) = HeaderValue::from_str(user)
         {
             all.insert(user_header.clone(), user);
         }
-        if let Ok(id) = HeaderValue::from_str(request.request_id()) {
+        if let Ok(id) = HeaderValue::from_str(&request.request_id) {
             all.insert(REQUEST_ID, id);
         }
         if let Some(number) = number
@@ -254,10 +253,10 @@ impl Client {
 
 /// The ids of the action that a request belongs to, with those it carries itself.
 fn story(request: &Request) -> StoryIds {
-    let mut story = request.story_ids().clone();
-    story.request_id.get_or_insert_with(|| request.request_id().to_owned());
-    if let Some(user) = request.user_value() {
-        story.user.get_or_insert_with(|| user.to_owned());
+    let mut story = request.story.clone();
+    story.request_id.get_or_insert_with(|| request.request_id.clone());
+    if let Some(user) = &request.user {
+        story.user.get_or_insert_with(|| user.clone());
     }
     if let Some(trace) = request.trace_id() {
         story.trace_id.get_or_insert_with(|| trace.to_owned());
@@ -268,7 +267,7 @@ fn story(request: &Request) -> StoryIds {
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
-            .field("address", self.inner.pool.address())
+            .field("address", &self.inner.pool.address)
             .field("retry", &self.inner.retry)
             .finish_non_exhaustive()
     }

@@ -1,5 +1,7 @@
 //! Opening connections, for the client of this crate and for the proxy of `semel-http`: TCP, and TLS by rustls with ring.
 
+mod address;
+
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,6 +14,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, ToSocketAddrs};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+
+pub use self::address::{AddressError, BaseUrl};
 
 /// The roots of the web.
 #[must_use]

@@ -82,7 +82,7 @@ impl Asked {
     /// A problem, in the caller's format.
     pub(crate) fn tell(&self, profile: &Profile, problem: &Problem) -> Response<Body> {
         match self {
-            Self::Request => profile.tell(problem),
+            Self::Request => profile.answer(problem),
             #[cfg(feature = "mcp")]
             Self::Message(call) => call.tell(profile, problem),
         }

@@ -4,7 +4,7 @@
 //! request strictly. It refuses requests that two servers could understand differently, before hyper repairs them; `docs/reference/gateway.md`
 //! has the list. The listener answers a refused request with a problem document and closes its connection; the service does not see it.
 //!
-//! A client that disconnects does not cancel work on HTTP/1, unless [`EdgeOptions::departed`] says so. On HTTP/2 a reset drops the
+//! A client that disconnects does not cancel work on HTTP/1, unless [`EdgeOptions::on_disconnect`] says so. On HTTP/2 a reset drops the
 //! service's future. Work that must not be cancelled has to run in a task of its own, as in the guard.
 
 mod answer;
@@ -40,7 +40,7 @@ use tokio::task::JoinSet;
 use tower_service::Service;
 
 pub use self::body::RequestBody;
-pub use self::options::{ClientTimeouts, Departed, EdgeLimits, EdgeOptions, usually_trusted};
+pub use self::options::{ClientTimeouts, DisconnectPolicy, EdgeLimits, EdgeOptions, usually_trusted};
 pub use self::refusal::Refusal;
 pub use self::shortcut::{PlainRequest, Shortcut, Taken};
 pub use self::tls::{Tls, TlsError};

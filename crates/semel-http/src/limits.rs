@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fmt;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -137,12 +136,6 @@ impl Limiter {
             budgets.reads.refill(reads, now);
             budgets.writes.tokens < f64::from(writes.burst) || budgets.reads.tokens < f64::from(reads.burst)
         });
-    }
-}
-
-impl fmt::Debug for Limiter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Limiter").field("limits", &self.limits).finish_non_exhaustive()
     }
 }
 

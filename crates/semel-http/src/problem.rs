@@ -248,25 +248,25 @@ impl Problem {
 
     /// The answer in the format of a profile.
     #[must_use]
-    pub fn answer(&self, shape: Shape, telling: &SituationText) -> Response<Body> {
-        let status = self.status.unwrap_or(telling.status);
+    pub fn answer(&self, shape: Shape, text: &SituationText) -> Response<Body> {
+        let status = self.status.unwrap_or(text.status);
         let detail = self.detail.as_deref().unwrap_or(self.situation.detail());
         let code = self.situation.code();
         let (content_type, body) = match shape {
             Shape::JsonRpc => {
-                let data = RpcData { code: telling.kind, recovery: telling.recovery };
+                let data = RpcData { code: text.kind, recovery: text.recovery };
                 let error = RpcErrorBody { code: -32603, message: detail, data };
                 ("application/json", to_json(&RpcJson { jsonrpc: "2.0", id: (), error }))
             }
             Shape::Problem => {
                 let (r#type, title) = (format!("urn:semel:problem:{code}"), self.situation.title());
-                let retryable = self.retry.unwrap_or(telling.retry) == RetryAdvice::Useful;
+                let retryable = self.retry.unwrap_or(text.retry) == RetryAdvice::Useful;
                 let status = status.as_u16();
                 let body = ProblemJson { r#type, title, status, detail, message: detail, code, retryable };
                 ("application/problem+json", to_json(&body))
             }
             Shape::Stripe => {
-                let error = StripeError { r#type: telling.kind, code, message: detail };
+                let error = StripeError { r#type: text.kind, code, message: detail };
                 ("application/json", to_json(&StripeJson { error }))
             }
         };
@@ -278,11 +278,11 @@ impl Problem {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds(after)));
         }
         // Generated clients retry a 409 unless they are told not to. A retry after an unknown result learns what became of it.
-        let useless = self.retry.unwrap_or(telling.retry) == RetryAdvice::Useless;
+        let useless = self.retry.unwrap_or(text.retry) == RetryAdvice::Useless;
         if useless && self.situation != Situation::UpstreamUnknown {
             headers.insert(HeaderName::from_static("x-should-retry"), HeaderValue::from_static("false"));
         }
-        if let Some((name, value)) = telling.hint {
+        if let Some((name, value)) = text.hint {
             headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
         answer

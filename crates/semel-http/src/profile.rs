@@ -9,8 +9,8 @@
 //!
 //! let mut mine = Profile::ietf();
 //! mine.name = "mine";
-//! mine.telling_mut(Situation::Conflict).status = StatusCode::CONFLICT;
-//! assert_eq!(mine.telling(Situation::Conflict).status, StatusCode::CONFLICT);
+//! mine.text_mut(Situation::Conflict).status = StatusCode::CONFLICT;
+//! assert_eq!(mine.text(Situation::Conflict).status, StatusCode::CONFLICT);
 //! ```
 
 #[cfg(feature = "mcp")]
@@ -42,7 +42,7 @@ pub struct Profile {
     /// The format of errors.
     pub shape: Shape,
     /// How each situation is presented, in the order of [`Situation::ALL`].
-    pub tellings: [SituationText; Situation::ALL.len()],
+    pub texts: [SituationText; Situation::ALL.len()],
     /// The header that carries the key, unless a route names another source.
     pub key_header: HeaderName,
     /// A header that identifies callers who send no credential. It is an alternative to `authorization` in the default scope.
@@ -139,19 +139,19 @@ impl Profile {
 
     /// How a situation is presented.
     #[must_use]
-    pub fn telling(&self, situation: Situation) -> &SituationText {
-        &self.tellings[situation as usize]
+    pub fn text(&self, situation: Situation) -> &SituationText {
+        &self.texts[situation as usize]
     }
 
     /// Mutable access to how a situation is presented.
-    pub fn telling_mut(&mut self, situation: Situation) -> &mut SituationText {
-        &mut self.tellings[situation as usize]
+    pub fn text_mut(&mut self, situation: Situation) -> &mut SituationText {
+        &mut self.texts[situation as usize]
     }
 
     /// A problem in the format of this dialect.
     #[must_use]
-    pub fn tell(&self, problem: &Problem) -> Response<Body> {
-        let mut answer = problem.answer(self.shape, self.telling(problem.situation));
+    pub fn answer(&self, problem: &Problem) -> Response<Body> {
+        let mut answer = problem.answer(self.shape, self.text(problem.situation));
         if let Some(link) = &self.documentation
             && let Ok(value) = HeaderValue::try_from(format!("<{link}>; rel=\"describedby\""))
         {

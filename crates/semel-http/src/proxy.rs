@@ -85,8 +85,8 @@ impl Proxy {
         B::Error: Into<BoxError>,
     {
         // Before the future is created: futures are moved often, and a request is large.
-        let errand = self.prepare(request);
-        async move { errand?.run().await }
+        let prepared = self.prepare(request);
+        async move { prepared?.run().await }
     }
 
     /// Builds the upstream's request from the client's.
@@ -116,7 +116,7 @@ impl Proxy {
         forward(&mut parts.headers, pool.options.forwarded, peer, client_host.as_ref());
         let host = match (pool.options.host, client_host) {
             (Host::Client, Some(host)) => host,
-            _ => pool.upstream.host_value.clone(),
+            _ => pool.upstream.url.host_value.clone(),
         };
         parts.headers.insert(header::HOST, host);
         if let Some(via) = &pool.options.via {
@@ -192,16 +192,16 @@ fn version_of(version: Version) -> &'static str {
 }
 
 /// Sets version and target as the connection requires.
-fn address(request: &mut Request<Body>, ride: &UpstreamConnection, pool: &Pool, target: PathAndQuery) {
+fn address(request: &mut Request<Body>, connection: &UpstreamConnection, pool: &Pool, target: PathAndQuery) {
     let mut uri = http::uri::Parts::default();
     uri.path_and_query = Some(target);
-    if ride.is_http2() {
+    if connection.is_http2() {
         *request.version_mut() = Version::HTTP_2;
-        uri.scheme = Some(pool.upstream.scheme.clone());
+        uri.scheme = Some(pool.upstream.url.scheme.clone());
         // In HTTP/2 the authority replaces `Host`.
         let host = request.headers_mut().remove(header::HOST);
         let asked = host.and_then(|host| http::uri::Authority::try_from(host.as_bytes()).ok());
-        uri.authority = Some(asked.unwrap_or_else(|| pool.upstream.authority.clone()));
+        uri.authority = Some(asked.unwrap_or_else(|| pool.upstream.url.authority.clone()));
     } else {
         *request.version_mut() = Version::HTTP_11;
         if !request.body().is_end_stream() && request.body().size_hint().exact().is_none() {

@@ -14,14 +14,14 @@ use crate::edge::PlainRequest;
 use crate::policy::{Fingerprinting, RoutePolicy};
 use crate::present::Present;
 
-/// The parts before the headers.
-pub(crate) struct Asked<'a> {
+/// Method, path and query.
+pub(crate) struct RequestTarget<'a> {
     pub(crate) method: &'a str,
     pub(crate) path: &'a str,
     pub(crate) query: Option<&'a str>,
 }
 
-impl Asked<'_> {
+impl RequestTarget<'_> {
     fn hasher(&self) -> PayloadHasher {
         let hasher = PayloadHasher::new().part(self.method).part(self.path);
         // No query and an empty query are different requests.
@@ -34,8 +34,12 @@ impl Asked<'_> {
 
 /// The fingerprint of an unparsed request, with exact bytes and without trailers. Equal to the result of [`payload`] for the parsed
 /// request.
-pub(crate) fn of_bytes(asked: &Asked<'_>, request: &PlainRequest<'_>, policy: &RoutePolicy) -> Payload {
-    let mut hasher = asked.hasher();
+pub(crate) fn of_bytes(
+    target: &RequestTarget<'_>,
+    request: &PlainRequest<'_>,
+    policy: &RoutePolicy,
+) -> Payload {
+    let mut hasher = target.hasher();
     for name in &policy.headers.fingerprint {
         for value in request.values(name.as_str()) {
             hasher = hasher.part(name).part(value);
@@ -54,8 +58,9 @@ pub(crate) fn payload(
     trailers: Option<&HeaderMap>,
     policy: &RoutePolicy,
 ) -> Result<Payload, String> {
-    let asked = Asked { method: parts.method.as_str(), path: parts.uri.path(), query: parts.uri.query() };
-    let mut hasher = asked.hasher();
+    let target =
+        RequestTarget { method: parts.method.as_str(), path: parts.uri.path(), query: parts.uri.query() };
+    let mut hasher = target.hasher();
     let present = Present::of(&parts.headers);
     for name in &policy.headers.fingerprint {
         if !present.may_hold(name) && *name != HOST {

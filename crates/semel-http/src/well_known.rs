@@ -57,7 +57,7 @@ fn describe(policy: &RoutePolicy, profile: &Profile) -> Map<String, Value> {
         KeySource::Content(_) => json!({"content": "sha-256"}),
         KeySource::Route(template) => json!({"route": template.to_string()}),
     };
-    let expired = policy.expired.unwrap_or(profile.telling(Situation::Expired).status).as_u16();
+    let expired = policy.expired.unwrap_or(profile.text(Situation::Expired).status).as_u16();
     let expired = if policy.terms.memory.is_zero() { json!("runs_again") } else { json!(expired) };
     for (name, value) in [
         ("methods", json!(methods)),
@@ -80,7 +80,7 @@ fn describe(policy: &RoutePolicy, profile: &Profile) -> Map<String, Value> {
                 Pin::All => "all",
             }),
         ),
-        ("conflict_status", json!(profile.telling(Situation::Conflict).status.as_u16())),
+        ("conflict_status", json!(profile.text(Situation::Conflict).status.as_u16())),
         ("expired", expired),
     ] {
         described.insert(name.to_owned(), value);

@@ -173,7 +173,7 @@ impl DeliveryOutcome {
     /// As [`retry`](Self::retry), with a minimum delay.
     pub fn retry_after(error: impl Into<String>, after: Duration) -> Self {
         let mut outcome = Self::judged(Verdict::Retry { after: Some(after) }, error);
-        (outcome.judged.fate, outcome.judged.health) = (TryFate::Undone, DestinationHealth::Silent);
+        (outcome.judged.fate, outcome.judged.health) = (TryFate::Undone, DestinationHealth::Unclear);
         outcome
     }
 
@@ -188,7 +188,7 @@ impl DeliveryOutcome {
     /// and the attempt does not count.
     pub fn given_up() -> Self {
         let mut outcome = Self::retry("the lease expired before the delivery was sent");
-        (outcome.judged.health, outcome.given_up) = (DestinationHealth::Silent, true);
+        (outcome.judged.health, outcome.given_up) = (DestinationHealth::Unclear, true);
         outcome
     }
 

@@ -124,11 +124,9 @@ pub struct TriggerBudget {
 /// A step that is broken on purpose. A model that does not notice it proves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TriggerMutant {
-    /// The drainer accepts a cancelled run as live and cancels it afterwards.
+    /// A cancellation is acknowledged, the run is accepted as live, and it is cancelled afterwards.
     CancelAfterAccept,
-    /// A buffered run can be cancelled again once a lease on it has expired.
-    CancelAfterExpiredLease,
-    /// `?wait=true` writes to the ledger without a claim.
+    /// `?wait=true` writes to the ledger without a claim and a reservation.
     WaitWithoutClaim,
     /// `?wait=true` is answered while its run is still in the buffer.
     WaitNotPromoted,
@@ -150,8 +148,10 @@ pub enum TriggerMutant {
     BufferFreesExpiredKey,
     /// A direct write that meets an expired holder answers with it.
     AcceptAnswersExpired,
-    /// A run that expired in the buffer leaves its generation open when it is drained.
-    AckLeavesGenerationOpen,
+    /// A run leaves the buffer, and puts of callers that read the ledger before are accepted.
+    AckLeavesNoNote,
+    /// The same for a run that was written directly.
+    WriteLeavesNoNote,
     /// A reset frees the key in ledger, buffer and claim, and the generation stays as it is.
     ResetWithoutGeneration,
     /// A reset leaves the old generation open in the buffer.
@@ -164,7 +164,7 @@ pub enum TriggerMutant {
     NumberInsteadOfToken,
     /// Numbers of announcements start again after Redis lost its data.
     NumbersStartAgain,
-    /// A caller whose rounds are exhausted continues without a claim.
+    /// A caller whose rounds are exhausted writes to the ledger without a claim and a reservation.
     RoundsBypassClaim,
     /// The first winner of a claim does not read the ledger.
     WinnerSkipsLedger,
@@ -174,18 +174,16 @@ pub enum TriggerMutant {
     NumberSetBack,
     /// A direct write with an old generation is accepted.
     StaleWriteAccepted,
-    /// A put does not look at the fence.
-    PutIgnoresFence,
-    /// A put is accepted however old its claim is.
-    PutAfterClaimEnded,
-    /// An unresolved claim ends while the run that was put under it is still buffered.
-    ClaimEndsBeforeRun,
-    /// A direct write is accepted however old its claim is.
-    WriteAfterClaimEnded,
+    /// A put does not look at notes.
+    PutIgnoresNotes,
+    /// A put is accepted however long ago its caller read the ledger.
+    LatePutAccepted,
+    /// A direct write looks into the buffer and reserves nothing.
+    NoReservation,
+    /// A reservation ends with the claim, while its owner may still write to the ledger.
+    ReservationEndsWithClaim,
     /// A direct write is not preceded by a look into the buffer.
     DirectWriteSkipsBuffer,
-    /// A put with an unknown outcome is repeated in the ledger.
-    UnknownPutGoesToLedger,
     /// A run that lost its key is looked for in the ledger first, then in the buffer.
     LedgerBeforeBuffer,
     /// The ledger removes the row of a key while Redis still knows older generations.
@@ -197,10 +195,10 @@ pub enum TriggerMutant {
 pub enum Milestone {
     /// A claim was taken over.
     TakenOver,
-    /// A put was refused because of a fence.
-    FencedOff,
-    /// A put was refused because its generation is closed.
-    ClosedOff,
+    /// A put was refused because its key is reserved.
+    Reserved,
+    /// A put was refused because the ledger has changed since its caller read it.
+    Outdated,
     /// A put met a run of its key.
     Duplicate,
     /// A direct write was refused because of its generation.
@@ -215,7 +213,7 @@ pub enum Milestone {
     AcceptedTwice,
     /// A change came while the run was leased.
     ChangedInTransit,
-    /// A drainer wrote a cancelled run to the ledger.
+    /// A buffered run was cancelled.
     CancelledInBuffer,
     /// A cancellation had to wait until the run was in the ledger.
     CancelWaited,
@@ -237,10 +235,8 @@ pub enum Milestone {
     Conflict,
     /// The row of the key was removed.
     Swept,
-    /// A put was refused because its claim was too old.
+    /// A put was refused because its caller read the ledger too long ago.
     PutTooLate,
-    /// A direct write was refused because its claim was too old.
-    WriteTooLate,
 }
 
 impl TriggerModel {

@@ -29,7 +29,7 @@ use axum::response::{IntoResponse as _, Response};
 use parking_lot::RwLock;
 use semel::Engine;
 use semel::secret::Secret;
-use semel_http::edge::{Departed, EdgeLimits, EdgeOptions, Peer, Tls};
+use semel_http::edge::{DisconnectPolicy, EdgeLimits, EdgeOptions, Peer, Tls};
 use serde_json::Value;
 
 pub(crate) use self::access::Access;
@@ -196,7 +196,7 @@ pub(crate) fn listener(tls: Option<Tls>, drain: Duration, connections: u32) -> E
         limits,
         drain,
         key_headers: Vec::new(),
-        departed: Departed::Drop,
+        on_disconnect: DisconnectPolicy::Drop,
         ..EdgeOptions::default()
     }
 }

@@ -148,7 +148,7 @@ impl Config {
     pub(crate) fn fixed(&self) -> String {
         let gateway = self.gateway.as_ref().map(|gateway| {
             let rules = (&gateway.key_headers, &gateway.trusted_headers, &gateway.hosts, &gateway.upgrades);
-            (gateway.limits, gateway.patience, rules, &gateway.namespace)
+            (gateway.limits, gateway.timeouts, rules, &gateway.namespace)
         });
         let sealed = self.sealing.as_ref().map(|sealing| sealing.plain);
         let pipeline = (self.pipeline.fixed(), self.intake.fixed());

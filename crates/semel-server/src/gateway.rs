@@ -16,7 +16,7 @@ use parking_lot::RwLock;
 use semel::Engine;
 use semel_http::call::{CallError, CallFate, ServiceCaller};
 use semel_http::capacity::Capacity;
-use semel_http::edge::{self, Departed, EdgeOptions, PlainRequest, Shortcut, Taken, Tls};
+use semel_http::edge::{self, DisconnectPolicy, EdgeOptions, PlainRequest, Shortcut, Taken, Tls};
 use semel_http::observe::{AnswerCounters, KeyUsed};
 use semel_http::problem::Problem;
 use semel_http::proxy::Proxy;
@@ -109,14 +109,14 @@ impl Gateway {
         EdgeOptions {
             tls: self.tls.clone(),
             limits: config.limits,
-            patience: config.patience,
+            timeouts: config.timeouts,
             key_headers,
             trusted_headers: config.trusted_headers.clone(),
             hosts: config.hosts.clone(),
             upgrades: config.upgrades.clone(),
             drain,
             // A client that disconnects must not stop a payment half-way.
-            departed: Departed::Finish,
+            on_disconnect: DisconnectPolicy::Finish,
             closed_at_limit,
             // With a collector every request needs a span, and the shortcut creates none.
             shortcut: exporter.is_none().then(|| Arc::new(self.service(None)) as Arc<dyn Shortcut>),
@@ -262,7 +262,7 @@ fn failed(guard: &Guard, error: &CallError) -> Response<Body> {
         }
     };
     tracing::warn!(target: "semel", %error, outcome = situation.code(), "upstream did not answer");
-    let mut answer = guard.profile().tell(&Problem::new(situation, detail));
+    let mut answer = guard.profile().answer(&Problem::new(situation, detail));
     *answer.status_mut() = error.status();
     answer
 }

@@ -1,6 +1,6 @@
 //! Events and deliveries of a running server: the ledger, the targets, and the worker.
 
-mod telling;
+mod observer;
 mod waiters;
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use semel_pipeline::ledger::{Ledger, Working};
 use semel_pipeline::target::TargetRegistry;
 use semel_pipeline::worker::{Stopped, Worker, WorkerSettings};
 
-pub(crate) use self::telling::Telling;
+pub(crate) use self::observer::AttemptObservers;
 pub(crate) use self::waiters::RunWaiters;
 use crate::config::{self, targets};
 use crate::intake::RunningIntake;
@@ -51,7 +51,7 @@ impl Pipeline {
         opened: OpenLedger,
         (settings, intake): (&config::PipelineConfig, &config::IntakeConfig),
         secret: Arc<Secret>,
-        telling: Arc<Telling>,
+        observers: Arc<AttemptObservers>,
     ) -> anyhow::Result<Arc<Self>> {
         let ledger = opened.ledger();
         let destinations = Destinations::default();
@@ -59,8 +59,8 @@ impl Pipeline {
         let worker =
             WorkerSettings { lease: settings.lease, in_all: settings.in_all, ..WorkerSettings::default() };
         let working = Arc::clone(&ledger) as Arc<dyn Working>;
-        let waiters = Arc::clone(&telling.waiters);
-        let worker = Worker::start(working, registry.clone(), Arc::clone(&secret), worker, telling)
+        let waiters = Arc::clone(&observers.waiters);
+        let worker = Worker::start(working, registry.clone(), Arc::clone(&secret), worker, observers)
             .context("the delivery worker")?;
         for (name, registered) in registry.current().iter() {
             tracing::info!(

@@ -22,7 +22,7 @@ use crate::config::{Config, PROCESS, Sealing, Sockets, downstream, transport};
 use crate::descriptors::{self, DescriptorBudget};
 use crate::gateway::{Gateway, Requests};
 use crate::ledgers;
-use crate::pipeline::{Pipeline, RunWaiters, Telling};
+use crate::pipeline::{AttemptObservers, Pipeline, RunWaiters};
 use crate::store::{self, OpenStore};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::otlp::Exporter;
@@ -144,9 +144,9 @@ impl Server {
                 let counters = Arc::clone(metrics.deliveries());
                 let waiters =
                     Arc::new(RunWaiters::new(config.pipeline.run_waiters, config.pipeline.run_wait));
-                let telling = Arc::new(Telling { counters, exporter: exporter.clone(), waiters });
+                let observers = Arc::new(AttemptObservers { counters, exporter: exporter.clone(), waiters });
                 let settings = (&config.pipeline, &config.intake);
-                Some(Pipeline::start(ledger, settings, Arc::clone(&secret), telling).await?)
+                Some(Pipeline::start(ledger, settings, Arc::clone(&secret), observers).await?)
             }
             None => None,
         };

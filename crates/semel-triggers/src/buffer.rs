@@ -25,12 +25,23 @@
 //! | `PREFIX:{TAG}:changes` | hash of id to the changes since, each with its length before it |
 //! | `PREFIX:{TAG}:keys` | hash of dedupe id and generation to the id of the run that holds it |
 //! | `PREFIX:{TAG}:listed` | hash: whether the tenant is on the list (`open`), or the token for the next put (`token`) |
-//! | `PREFIX:{TAG}:taken` | hash of dedupe id and generation to a fence and its expiry: claims with a lower fence cannot buffer a run |
+//! | `PREFIX:{TAG}:refused` | sorted set of dedupe ids and generations: a put is refused if its caller read the ledger before this time, in µs |
 //! | `PREFIX:{TAG}:admitted`, `:held` | the gate: the times of the last admitted triggers, and whether it holds |
 //! | `PREFIX:{all}:admitted`, `:held` | the same for all tenants together |
 //! | `PREFIX:{tenants}:turns` | sorted set of tenants with buffered runs, by the time of their last turn |
 //! | `PREFIX:{tenants}:announced` | hash of tenant to the number of its last announcement |
 //! | `PREFIX:{tenants}:whose` | hash of buffered run to its tenant |
+//!
+//! # Buffer and ledger
+//!
+//! A run may be put only if the ledger has no run of its key. The ledger is read before the put, and may change in
+//! between. Whoever changes it tells the buffer, so that such a put is refused and its caller reads the ledger again:
+//!
+//! - A run that goes directly to the ledger first reserves its key here. The reservation finds a run that is already
+//!   buffered. It ends with the first answer of the ledger, or after the time that a claim is remembered.
+//! - A run that leaves the buffer, a run that was written directly and a reset key are noted with the time. A put
+//!   carries a time of Redis from before its caller read the ledger, and is refused if the note is later. A put that
+//!   comes more than ten seconds after that time is refused too, so that notes can be removed after ten seconds.
 //!
 //! # The list of tenants
 //!
@@ -43,22 +54,23 @@
 
 mod answer;
 mod change;
-mod fence;
 mod find;
 mod format;
 #[cfg(test)]
 mod fuzz;
 mod lease;
 mod put;
+mod reserve;
 mod script;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use semel::batch::Batcher;
 use semel::key::KeyId;
-use semel::record::Terms;
 use semel::store::redis_driver::Value;
 use semel::store::{Effect, Error, RedisClient, RedisScript};
 use semel_pipeline::event::{Accepted, Generation};
@@ -77,8 +89,8 @@ pub struct Buffer {
     capacity: u64,
     scripts: BufferScripts,
     puts: Arc<Batcher<PendingPut, Result<PutOutcome, Error>>>,
-    /// How long a claim on a key can last: a later put of its owner is refused.
-    longest_claim: Duration,
+    /// For each tenant, the time of Redis' last answer to a put.
+    read_times: Mutex<HashMap<String, ReadTime>>,
 }
 
 /// The name of a generation of a key. The first one has the name that keys had before there were generations.
@@ -98,9 +110,15 @@ pub enum PutOutcome {
     Full,
     /// The key is taken and has expired: nothing was written. Its generation must be ended first.
     Expired,
-    /// The claim on its key was taken over, or the generation of the key has ended: nothing was written.
-    TakenOver,
+    /// The ledger must be read again, because the key may have changed there: nothing was written.
+    Late,
+    /// Another trigger is about to write a run of the key to the ledger: nothing was written.
+    Reserved,
 }
+
+/// A time on the clock of Redis, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadTime(u64);
 
 /// The run that has a key in the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,8 +212,8 @@ impl Buffer {
     /// A buffer on this Redis with a key prefix.
     pub fn new(client: RedisClient, prefix: impl Into<String>, capacity: u64) -> Self {
         let puts = Batcher::new(put::BATCH);
-        let Terms { in_flight_max: longest_claim, .. } = Terms::default();
-        Self { client, prefix: prefix.into(), capacity, scripts: BufferScripts::new(), puts, longest_claim }
+        let (scripts, read_times) = (BufferScripts::new(), Mutex::default());
+        Self { client, prefix: prefix.into(), capacity, scripts, puts, read_times }
     }
 
     /// The server's address, without its password.
@@ -237,10 +255,10 @@ impl Buffer {
     }
 
     /// The keys of a tenant for the scripts, in their order.
-    fn tenant_keys(&self, tenant: &str) -> [String; 7] {
+    fn tenant_keys(&self, tenant: &str) -> [String; 8] {
         let tag = Self::tag(tenant);
         let name = |part| format!("{}:{{{tag}}}:{part}", self.prefix);
-        ["queue", "leased", "runs", "about", "changes", "keys", "listed"].map(name)
+        ["queue", "leased", "runs", "about", "changes", "keys", "listed", "refused"].map(name)
     }
 
     async fn call(

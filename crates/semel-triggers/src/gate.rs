@@ -157,8 +157,23 @@ impl Gate {
     pub async fn decide(&self, tenant: &str) -> GateDecision {
         let decision = self.evaluate(tenant).await;
         let (GateDecision::Pass(reason) | GateDecision::Divert(reason)) = decision;
-        self.counters.0[reason as usize].fetch_add(1, Ordering::Relaxed);
+        self.count(reason);
         decision
+    }
+
+    /// Why triggers of a tenant are diverted at the moment, if this process knows that without asking Redis. Such a
+    /// decision does not count until [`count`](Self::count) is called.
+    pub fn known_hold(&self, tenant: &str) -> Option<GateReason> {
+        match self.mode {
+            GateMode::Off | GateMode::Shadow => None,
+            GateMode::On if self.is_held(LimitScope::Tenant(tenant)) => Some(GateReason::Tenant),
+            GateMode::On => self.is_held(LimitScope::All).then_some(GateReason::Global),
+        }
+    }
+
+    /// Counts a decision.
+    pub fn count(&self, reason: GateReason) {
+        self.counters.0[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     async fn evaluate(&self, tenant: &str) -> GateDecision {

@@ -1,17 +1,23 @@
 //! Triggers: the same key names the same run, whichever path each call takes.
 //!
 //! ```text
-//!   trigger ─► claim (key, generation) ─► read the key in the ledger ─┬─► held: answer its run, cached
-//!                 │                                                   ├─► other generation: claim again under that one
-//!                 │                                                   └─► free ─┐
-//!                 ├─► won ──► gate ─┬─► buffer ─────────────────────────────────┤
-//!                 │                 └─► buffer? ─► ledger ──────────────────────┴─► resolve the claim to the run's id
-//!                 ├─► taken over ──► fence the owner before ─► ledger? ─► buffer? ─► ledger
+//!   trigger ─► does this process know that the gate holds? ─┬─► yes ─► read the key in the ledger ─► put into the buffer
+//!                                                           │              ▲                            │
+//!                                                           │              └── the ledger has changed ──┤
+//!                                                           └─► no ◄────────── reserved, full, unknown ─┘
+//!                                                               │
+//!                 claim (key, generation) ◄─────────────────────┘
+//!                 │
+//!                 ├─► read the key in the ledger ─┬─► held: answer its run, cached
+//!                 │                               └─► other generation: claim again under that one
+//!                 ├─► won ──► gate ─┬─► put into the buffer, as above ─┬─► resolve the claim to the run's id
+//!                 │                 └─► reserve the key ─► ledger ─────┘
 //!                 ├─► busy ──► buffer? ─► wait, at most `wait` ─► 503
 //!                 └─► Redis does not answer ─► ledger alone
 //! ```
 //!
-//! Every run with a key is placed under its claim. `?wait=true` skips only the gate.
+//! Every run with a key is placed under its claim. In a burst that is the entry of the key in the buffer: one call takes
+//! the claim, places the run and resolves the claim. `?wait=true` skips only the gate.
 //!
 //! A key has generations, stored in the ledger: a reset or an expiry ends one. Claims and buffered runs are named by
 //! key and generation, so an ended generation cannot conflict with the next one. A trigger claims under the first
@@ -21,9 +27,10 @@
 //! A run moves from the buffer to the ledger and never back. A caller that searches for a run therefore reads the
 //! buffer first, or reads the ledger again after the buffer.
 //!
-//! No id is reserved for a successor, and no caller sees an id before its run is placed. A slow previous owner cannot
-//! place a second run: the fence keeps it out of the buffer, and in the ledger the unique index of key and generation
-//! decides.
+//! No id is reserved for a successor, and no caller sees an id before its run is placed. A slow trigger cannot place a
+//! second run. Between two runs in the buffer the entry of the key decides, and between two in the ledger the unique
+//! index of key and generation. Between one of each decides the buffer: a direct write reserves its key there, and a
+//! put is refused if the ledger has changed since its trigger read it ([`buffer`](crate::buffer)).
 //!
 //! Redis coordinates, and the ledger decides: if Redis does not answer, the ledger alone accepts a trigger.
 
@@ -143,11 +150,11 @@ pub enum TriggerError {
 /// Counters of triggers.
 #[derive(Debug, Default)]
 pub struct TriggerCounters {
-    /// Claims won.
+    /// Claims won by the trigger whose run was placed.
     pub won: AtomicU64,
     /// Claims waited for: another trigger held the key, and its run was not placed yet.
     pub waited: AtomicU64,
-    /// Claims that another trigger had resolved: immediately, or after a wait.
+    /// Triggers that found the run of another one: immediately, or after a wait.
     pub resolved: AtomicU64,
     /// Triggers that were answered with "timed out": the claim was not resolved in time.
     pub timed_out: AtomicU64,

@@ -11,9 +11,9 @@ pub mod testkit;
 
 pub use dedup::{DEFAULT_CAPACITY, ForgetResult, MAX_CAPACITY, Window, WindowError};
 pub use marks::{AcceptedMark, Advance, Gaps, Marks};
-pub use receiver::{Joined, ReceiveError, Received, Receiver, ReceiverBuilder, RefusedBy};
+pub use receiver::{Joined, Operation, ReceiveError, Received, Receiver, ReceiverBuilder, RefusedBy};
 pub use semel::store::{MarkId, MarkStore};
-pub use session_key::WindowKey;
+pub use session_key::{WindowKey, WindowKeyError};
 
 /// Allocates `count` default values. Too little memory is an error, not an abort.
 fn allocate<T: Default>(count: usize, capacity: usize) -> Result<Box<[T]>, WindowError> {

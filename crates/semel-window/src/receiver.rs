@@ -1,12 +1,14 @@
 //! The receiver: window and marks in front of an apply function.
 
 mod builder;
+mod operation;
 mod session;
 
 use std::fmt;
 use std::sync::Arc;
 
 pub use self::builder::ReceiverBuilder;
+pub use self::operation::Operation;
 use self::session::{MarkWriter, Session, Sessions};
 use super::marks::{Advance, Gaps};
 use super::{ForgetResult, Window, WindowKey};
@@ -26,6 +28,8 @@ use semel::store::{self, MarkId, MarkStore};
 ///   crash between the two, that one operation is applied again: at least once after a crash, exactly once
 ///   otherwise. If the apply function commits the mark in its own transaction,
 ///   [`receive_joined`](Self::receive_joined) applies it exactly once, even after a crash.
+/// - An operation without a sequence number ([`receive_unnumbered`](Self::receive_unnumbered)) has only the window behind it: it
+///   is applied again after a restart, or once the window has forgotten it.
 /// - A session belongs to one receiver at a time. If it returns from another process, call [`reload`](Self::reload)
 ///   first.
 ///
@@ -96,7 +100,8 @@ pub enum RefusedBy {
         /// The session's mark.
         mark: u64,
     },
-    /// The window has its key: this receiver applied it, and the store has lost the mark since.
+    /// The window has its key: this receiver applied it, without a number or under another one, or the store has lost the mark
+    /// since. The mark is raised to its number, if it has one.
     Window,
 }
 
@@ -133,7 +138,8 @@ impl Receiver {
         ReceiverBuilder::new(store, gaps)
     }
 
-    /// Applies `operation`, number `sequence` of `session`, unless it was applied before.
+    /// Applies `operation`, number `sequence` of `session`, unless it was applied before. `operation` is bytes, or the
+    /// [`WindowKey`] that the sender shipped with them.
     ///
     /// The mark is raised after `apply` has returned.
     ///
@@ -145,11 +151,11 @@ impl Receiver {
     /// # Errors
     /// [`ReceiveError::Apply`] if `apply` failed, [`ReceiveError::Store`] if it was not called because the
     /// store failed. Either way the operation may be sent again.
-    pub async fn receive<T, E, F, Fut>(
+    pub async fn receive<'a, T, E, F, Fut>(
         &self,
         session: &[u8],
         sequence: u64,
-        operation: &[u8],
+        operation: impl Into<Operation<'a>>,
         apply: F,
     ) -> Result<Received<T>, ReceiveError<E>>
     where
@@ -157,7 +163,7 @@ impl Receiver {
         Fut: Future<Output = Result<T, E>>,
     {
         let joined = async |_| apply().await.map(Joined::Unmarked);
-        self.receive_with(session, sequence, operation, MarkWriter::Receiver, joined).await
+        self.receive_with(session, sequence, operation.into(), MarkWriter::Receiver, joined).await
     }
 
     /// [`receive`](Self::receive) for an apply function that commits the mark with its effect, in one
@@ -169,18 +175,18 @@ impl Receiver {
     ///
     /// # Errors
     /// As [`receive`](Self::receive).
-    pub async fn receive_joined<T, E, F, Fut>(
+    pub async fn receive_joined<'a, T, E, F, Fut>(
         &self,
         session: &[u8],
         sequence: u64,
-        operation: &[u8],
+        operation: impl Into<Operation<'a>>,
         apply: F,
     ) -> Result<Received<T>, ReceiveError<E>>
     where
         F: FnOnce(MarkId) -> Fut,
         Fut: Future<Output = Result<Joined<T>, E>>,
     {
-        self.receive_with(session, sequence, operation, MarkWriter::Apply, apply).await
+        self.receive_with(session, sequence, operation.into(), MarkWriter::Apply, apply).await
     }
 
     /// [`receive`](Self::receive) for callers that block. `apply` runs on the calling thread.
@@ -190,14 +196,46 @@ impl Receiver {
     ///
     /// # Errors
     /// As [`receive`](Self::receive).
-    pub fn receive_blocking<T, E>(
+    pub fn receive_blocking<'a, T, E>(
         &self,
         session: &[u8],
         sequence: u64,
-        operation: &[u8],
+        operation: impl Into<Operation<'a>>,
         apply: impl FnOnce() -> Result<T, E>,
     ) -> Result<Received<T>, ReceiveError<E>> {
         block_on(self.receive(session, sequence, operation, async || apply()))
+    }
+
+    /// Applies an operation of `session` that has no sequence number, unless the window knows it.
+    ///
+    /// The marks are neither read nor moved, so there are no gaps and the store may be unavailable. Only the window refuses a
+    /// duplicate: after a restart, or once newer operations have pushed it out of the window, the operation is applied again.
+    /// Equal bytes are equal operations; if an operation can legitimately come twice, give each its own [`WindowKey`].
+    ///
+    /// The result is [`Received::Applied`] or a [`Received::Duplicate`] of [`RefusedBy::Window`]. Cancellation as in
+    /// [`receive`](Self::receive).
+    ///
+    /// # Errors
+    /// [`ReceiveError::Apply`] if `apply` failed. The operation may be sent again.
+    pub async fn receive_unnumbered<'a, T, E, F, Fut>(
+        &self,
+        session: &[u8],
+        operation: impl Into<Operation<'a>>,
+        apply: F,
+    ) -> Result<Received<T>, ReceiveError<E>>
+    where
+        F: FnOnce() -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+    {
+        let session = self.session(session);
+        let key = operation.into().key(session.id(), None);
+        let _turn = session.lock().await;
+        let Some(entry) = WindowEntry::record(&self.window, key) else {
+            return Ok(Received::Duplicate(RefusedBy::Window));
+        };
+        let value = apply().await.map_err(ReceiveError::Apply)?;
+        entry.keep();
+        Ok(Received::Applied(value))
     }
 
     /// The mark of a session as this receiver knows it, read from the store if it was not seen yet.
@@ -239,7 +277,7 @@ impl Receiver {
         &self,
         session: &[u8],
         sequence: u64,
-        operation: &[u8],
+        operation: Operation<'_>,
         mark_writer: MarkWriter,
         apply: F,
     ) -> Result<Received<T>, ReceiveError<E>>
@@ -259,14 +297,12 @@ impl Receiver {
             Advance::AtOrBelow { mark } => return Ok(Received::Duplicate(RefusedBy::Mark { mark })),
             Advance::OutOfOrder { expected, got } => return Ok(Received::Gap { expected, got }),
         }
-        // The id stands for the session because all ids have one length: see `WindowKey`.
-        let key = WindowKey::derive(session.id().as_bytes(), sequence, operation);
-        if !self.window.check_and_record(key) {
-            // While the session is locked, the window has only applied operations: the store has lost the mark.
+        let key = operation.key(session.id(), Some(sequence));
+        let Some(entry) = WindowEntry::record(&self.window, key) else {
+            // While the session is locked, the window has only applied operations of it.
             turn.raise(&*self.store, session.id(), sequence).await?;
             return Ok(Received::Duplicate(RefusedBy::Window));
-        }
-        let entry = WindowEntry { window: &self.window, key: Some(key) };
+        };
         if mark_writer == MarkWriter::Apply {
             turn.invalidate();
         }
@@ -306,7 +342,12 @@ struct WindowEntry<'a> {
     key: Option<WindowKey>,
 }
 
-impl WindowEntry<'_> {
+impl<'a> WindowEntry<'a> {
+    /// Records a key, unless the window has it.
+    fn record(window: &'a Window, key: WindowKey) -> Option<Self> {
+        window.check_and_record(key).then(|| Self { window, key: Some(key) })
+    }
+
     fn keep(mut self) {
         self.key = None;
     }

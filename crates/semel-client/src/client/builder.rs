@@ -7,11 +7,11 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use rustls::pki_types::CertificateDer;
 
-use super::address::{AddressError, BaseUrl};
 use super::pool::{PoolLimits, ServicePool};
 use super::request::RequestError;
 use super::stream::{Dialing, Identity, LinkLocal, ServerTrust};
 use super::{Client, ClientInner, Refine, Response};
+use crate::connect::{AddressError, BaseUrl};
 use crate::retry::{Destination, Judged, LONGEST, Retry};
 use semel::time::{Clock, SystemClock};
 

@@ -1,6 +1,5 @@
 //! Who sends a request may stop it, and hears its status before the rest of the answer.
 
-use std::fmt;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -74,12 +73,6 @@ impl SendGate {
         if let Some(request) = &mut *self.at_hand.lock() {
             request.written = true;
         }
-    }
-}
-
-impl fmt::Debug for SendGate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate").field("stopped", &self.stopped()).finish_non_exhaustive()
     }
 }
 

@@ -3,8 +3,9 @@
 //! The one rule: **nothing is sent twice.** A request goes to another connection only where the first one hands it back
 //! untouched, which it does when it was found closed before the first byte.
 //!
-//! This is not hyper-util's pool, because that one does not tell which connection a request took, so that no gate could stop its bytes,
-//! and does not limit open connections.
+//! hyper-util's client keeps that rule too (`tests/it/client/started.rs` shows it for both). It is not used here because its errors do
+//! not tell a request that was not sent from one in doubt, it does not say which connection a request takes before the first byte, so
+//! that no [`SendGate`] could stop it, and it limits neither open connections nor the requests that need a fresh one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +20,12 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
-use super::address::BaseUrl;
 use super::builder::ClientBuildError;
 use super::control::{SendControl, SendGate, StoppedRequest};
 use super::error::Lost;
 use super::stream::{Dialing, ServiceConnector};
 use super::{Response, Sent};
+use crate::connect::BaseUrl;
 
 pub(super) type ClientMessage = http::Request<Full<Bytes>>;
 
@@ -38,7 +39,7 @@ pub(super) struct PoolLimits {
 }
 
 pub(super) struct ServicePool {
-    address: BaseUrl,
+    pub(super) address: BaseUrl,
     connector: ServiceConnector,
     limits: PoolLimits,
     /// Unused connections, the last used one last: the ones at the front grow old and go.
@@ -93,10 +94,6 @@ impl ServicePool {
         Ok(Self { address, connector, limits, idle: Mutex::default(), room })
     }
 
-    pub(super) fn address(&self) -> &BaseUrl {
-        &self.address
-    }
-
     /// Sends a request once and reads its answer, all of it until `until`. Under a control only the status of a success
     /// counts.
     pub(super) async fn exchange(
@@ -104,13 +101,13 @@ impl ServicePool {
         mut message: ClientMessage,
         begun: Instant,
         until: Instant,
-        ride: ConnectionChoice,
+        choice: ConnectionChoice,
         control: Option<Arc<dyn SendControl>>,
     ) -> Sent {
         let control = control.as_ref();
         let may_send = || control.is_none_or(|control| control.may_send());
         loop {
-            let used = if ride == ConnectionChoice::Fresh { None } else { self.unused() };
+            let used = if choice == ConnectionChoice::Fresh { None } else { self.unused() };
             let was_used = used.is_some();
             let mut line = match used {
                 Some(line) => line,

@@ -61,7 +61,7 @@ pub(super) fn signal(request: &Request, response: &Response, now: Timestamp) -> 
         "" if hints.after.is_some() && request.repeat() == Repeat::Safe && request.key_text().is_some() => {
             Kind::InFlight
         }
-        _ if request.on_conflict() == Conflicts::Exists => Kind::Exists,
+        _ if request.conflicts == Conflicts::Exists => Kind::Exists,
         _ => Kind::Conflict,
     };
     signal.conflict(conflict).hints(hints)

@@ -10,17 +10,17 @@ use crate::retry::{Repeat, StoryIds};
 #[derive(Clone, Debug)]
 #[must_use = "a request does nothing until a client sends it"]
 pub struct Request {
-    method: Method,
-    path: String,
-    headers: HeaderMap,
-    body: Bytes,
+    pub(super) method: Method,
+    pub(super) path: String,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
     key: Option<RequestKey>,
-    user: Option<String>,
-    request_id: String,
+    pub(super) user: Option<String>,
+    pub(super) request_id: String,
     operation: Option<String>,
     repeat: Option<Repeat>,
-    conflicts: Conflicts,
-    story: StoryIds,
+    pub(super) conflicts: Conflicts,
+    pub(super) story: StoryIds,
 }
 
 #[derive(Clone)]
@@ -101,7 +101,7 @@ impl Request {
         self
     }
 
-    /// With a header, in place of one of that name. `Host`, `Idempotency-RequestKey`, `X-Request-Id` and the user header are the
+    /// With a header, in place of one of that name. `Host`, `Idempotency-Key`, `X-Request-Id` and the user header are the
     /// client's own.
     pub fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
         self.headers.insert(name, value);
@@ -187,22 +187,6 @@ impl Request {
         }
     }
 
-    pub(super) fn method(&self) -> &Method {
-        &self.method
-    }
-
-    pub(super) fn path(&self) -> &str {
-        &self.path
-    }
-
-    pub(super) fn headers(&self) -> &HeaderMap {
-        &self.headers
-    }
-
-    pub(super) fn body(&self) -> &Bytes {
-        &self.body
-    }
-
     pub(super) fn key_text(&self) -> Option<&str> {
         self.key.as_ref().map(|key| key.text.as_str())
     }
@@ -211,24 +195,8 @@ impl Request {
         self.key.as_ref().map(|key| &key.value)
     }
 
-    pub(super) fn user_value(&self) -> Option<&str> {
-        self.user.as_deref()
-    }
-
-    pub(super) fn request_id(&self) -> &str {
-        &self.request_id
-    }
-
     pub(super) fn operation_name(&self) -> &str {
         self.operation.as_deref().unwrap_or(self.method.as_str())
-    }
-
-    pub(super) fn on_conflict(&self) -> Conflicts {
-        self.conflicts
-    }
-
-    pub(super) fn story_ids(&self) -> &StoryIds {
-        &self.story
     }
 
     /// The second part of `00-TRACE-SPAN-FLAGS`.

@@ -10,12 +10,11 @@ use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::net::TcpStream;
 
-use super::address::BaseUrl;
 use super::builder::ClientBuildError;
 use super::control::{Gated, SendGate};
 use super::error::Lost;
 use super::link_local::{is_local_address, is_local_host};
-use crate::connect::{ClientIdentity, Connection, ServerTls, connect_tcp, tls_connector, web_roots};
+use crate::connect::{BaseUrl, ClientIdentity, Connection, ServerTls, connect_tcp, tls_connector, web_roots};
 
 /// Whose word on a server's name is taken.
 #[derive(Debug)]

@@ -150,15 +150,14 @@ impl Serialize for Runbook {
         struct Book<'a> {
             downstreams: Vec<Line<'a>>,
         }
-        let line = |entry: &'_ RunbookEntry| (entry.pattern.recovery(), entry.pattern.by_hand());
-        let downstreams = self
-            .entries
-            .iter()
-            .map(|entry| {
-                let (recovery, by_hand) = line(entry);
-                Line { name: &entry.name, pattern: entry.pattern, secret: entry.secret, recovery, by_hand }
-            })
-            .collect();
+        let downstreams = self.entries.iter().map(|RunbookEntry { name, pattern, secret }| Line {
+            name,
+            pattern: *pattern,
+            secret: *secret,
+            recovery: pattern.recovery(),
+            by_hand: pattern.by_hand(),
+        });
+        let downstreams = downstreams.collect();
         Book { downstreams }.serialize(serializer)
     }
 }

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use super::destination::Limits;
 use super::slots::Slots;
 use super::table::DestinationHealth;
 use semel::time::Timestamp;
 
-const WELL: usize = 0;
-const ILL: usize = 1;
+const SUCCESSES: usize = 0;
+const FAILURES: usize = 1;
 
 /// How a breaker stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,29 +36,19 @@ impl Circuit {
     }
 }
 
-/// The settings of a breaker, checked.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct BreakerSettings {
-    pub(super) window: Duration,
-    pub(super) percent: u32,
-    pub(super) calls: u64,
-    pub(super) rest: Duration,
-    pub(super) longest_rest: Duration,
-    pub(super) probes: u32,
-}
-
 #[derive(Debug)]
 pub(super) struct Breaker {
-    trip: BreakerSettings,
-    /// Ends of the window, well and ill.
+    limits: Limits,
+    /// Calls that ended within the window: successes and failures.
     slots: Slots,
-    standing: BreakerState,
+    state: BreakerState,
     /// Raised with every change. A call knows by it in which period it began, and a late end of an earlier one
     /// neither opens nor closes anything.
     period: u64,
     /// How long it rests when it opens next; doubled by every probe that fails.
     rest: Duration,
-    opened: u64,
+    /// How often it opened.
+    pub(super) opened: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -83,35 +74,35 @@ pub(super) enum Pass {
 }
 
 impl Breaker {
-    pub(super) fn new(trip: BreakerSettings) -> Self {
-        let slots = Slots::new(trip.window);
-        Self { trip, slots, standing: BreakerState::Closed, period: 0, rest: trip.rest, opened: 0 }
+    pub(super) fn new(limits: Limits) -> Self {
+        let slots = Slots::new(limits.window);
+        Self { limits, slots, state: BreakerState::Closed, period: 0, rest: limits.rest, opened: 0 }
     }
 
     /// Goes by other settings from now on. It stands as it stood: nothing is let through because somebody read a config.
-    pub(super) fn adopt(&mut self, trip: BreakerSettings) {
-        if trip.window != self.trip.window {
-            self.slots = Slots::new(trip.window);
+    pub(super) fn adopt(&mut self, limits: Limits) {
+        if limits.window != self.limits.window {
+            self.slots = Slots::new(limits.window);
         }
         // One that was doubled stays so, within the new bounds.
-        self.rest = match self.rest == self.trip.rest {
-            true => trip.rest,
-            false => self.rest.clamp(trip.rest, trip.longest_rest),
+        self.rest = match self.rest == self.limits.rest {
+            true => limits.rest,
+            false => self.rest.clamp(limits.rest, limits.longest_rest),
         };
-        self.trip = trip;
+        self.limits = limits;
     }
 
     pub(super) fn pass(&mut self, now: Timestamp) -> Pass {
-        if let BreakerState::Open { since, until } = self.standing {
+        if let BreakerState::Open { since, until } = self.state {
             // A clock that was put back must not keep it open for longer than it was meant to be.
             if now < until && now >= since {
                 return Pass::Wait { until };
             }
             self.change(BreakerState::HalfOpen { out: 0, passed: 0 });
         }
-        if let BreakerState::HalfOpen { out, passed } = &mut self.standing {
+        if let BreakerState::HalfOpen { out, passed } = &mut self.state {
             if out > passed {
-                return Pass::Wait { until: now.after(self.slots.step().min(self.trip.rest)) };
+                return Pass::Wait { until: now.after(self.slots.step().min(self.limits.rest)) };
             }
             *out += 1;
         }
@@ -123,54 +114,51 @@ impl Breaker {
         if period != self.period {
             return;
         }
-        match (&mut self.standing, health) {
-            (BreakerState::Closed, Some(DestinationHealth::Well)) => self.slots.add(now, WELL),
-            (BreakerState::Closed, Some(DestinationHealth::Ill)) => {
-                self.slots.add(now, ILL);
-                let [well, ill] = self.slots.sums(now);
-                let calls = well + ill;
-                if calls >= self.trip.calls && ill * 100 >= calls * u64::from(self.trip.percent) {
+        match (&mut self.state, health) {
+            (BreakerState::Closed, Some(DestinationHealth::Healthy)) => self.slots.add(now, SUCCESSES),
+            (BreakerState::Closed, Some(DestinationHealth::Failing)) => {
+                self.slots.add(now, FAILURES);
+                let [successes, failures] = self.slots.sums(now);
+                let calls = successes + failures;
+                if calls >= u64::from(self.limits.failure_calls)
+                    && failures * 100 >= calls * u64::from(self.limits.failure_percent)
+                {
                     self.open(now);
                 }
             }
-            (BreakerState::HalfOpen { .. }, Some(DestinationHealth::Ill)) => {
-                self.rest = (self.rest * 2).min(self.trip.longest_rest);
+            (BreakerState::HalfOpen { .. }, Some(DestinationHealth::Failing)) => {
+                self.rest = (self.rest * 2).min(self.limits.longest_rest);
                 self.open(now);
             }
-            (BreakerState::HalfOpen { out, passed }, Some(DestinationHealth::Well)) => {
+            (BreakerState::HalfOpen { out, passed }, Some(DestinationHealth::Healthy)) => {
                 *out = out.saturating_sub(1);
                 *passed += 1;
-                if *passed >= self.trip.probes {
-                    self.rest = self.trip.rest;
+                if *passed >= self.limits.probes {
+                    self.rest = self.limits.rest;
                     self.slots.clear();
                     self.change(BreakerState::Closed);
                 }
             }
-            (BreakerState::HalfOpen { out, .. }, Some(DestinationHealth::Silent) | None) => {
+            (BreakerState::HalfOpen { out, .. }, Some(DestinationHealth::Unclear) | None) => {
                 *out = out.saturating_sub(1);
             }
-            (BreakerState::Closed, Some(DestinationHealth::Silent) | None)
+            (BreakerState::Closed, Some(DestinationHealth::Unclear) | None)
             | (BreakerState::Open { .. }, _) => {}
         }
     }
 
     pub(super) fn circuit(&self) -> Circuit {
-        match self.standing {
+        match self.state {
             BreakerState::Closed => Circuit::Closed,
             BreakerState::Open { until, .. } => Circuit::Open { until },
             BreakerState::HalfOpen { .. } => Circuit::HalfOpen,
         }
     }
 
-    /// Ends of the window: all, and those that were ill.
+    /// Calls that ended within the window: all, and those that failed.
     pub(super) fn calls(&mut self, now: Timestamp) -> (u64, u64) {
-        let [well, ill] = self.slots.sums(now);
-        (well + ill, ill)
-    }
-
-    /// How often it opened.
-    pub(super) fn opened(&self) -> u64 {
-        self.opened
+        let [successes, failures] = self.slots.sums(now);
+        (successes + failures, failures)
     }
 
     fn open(&mut self, now: Timestamp) {
@@ -179,8 +167,8 @@ impl Breaker {
         self.change(BreakerState::Open { since: now, until: now.after(self.rest) });
     }
 
-    fn change(&mut self, standing: BreakerState) {
-        self.standing = standing;
+    fn change(&mut self, state: BreakerState) {
+        self.state = state;
         self.period += 1;
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 
-use super::breaker::{Breaker, BreakerSettings, Circuit, Pass};
+use super::breaker::{Breaker, Circuit, Pass};
 use super::budget::Budget;
 use super::run::Stop;
 use super::table::DestinationHealth;
@@ -34,7 +34,7 @@ pub struct Limits {
     pub rest: Duration,
     /// How long it stays open at most.
     pub longest_rest: Duration,
-    /// How many probes must come back well before it closes. One goes first, then two, then four.
+    /// How many probes must succeed before it closes. One goes first, then two, then four.
     pub probes: u32,
 }
 
@@ -54,14 +54,14 @@ impl Default for Limits {
 }
 
 impl Limits {
-    fn trip(&self) -> BreakerSettings {
-        BreakerSettings {
-            window: self.window,
-            percent: self.failure_percent.clamp(1, 100),
-            calls: u64::from(self.failure_calls.max(1)),
-            rest: self.rest,
+    /// With values that the breaker can use.
+    fn checked(self) -> Self {
+        Self {
+            failure_percent: self.failure_percent.clamp(1, 100),
+            failure_calls: self.failure_calls.max(1),
             longest_rest: self.longest_rest.max(self.rest),
             probes: self.probes.max(1),
+            ..self
         }
     }
 
@@ -147,9 +147,9 @@ pub struct DestinationState {
     pub circuit: Circuit,
     /// How many retries are granted at present.
     pub budget_left: u64,
-    /// Calls of the window that ended well or ill.
+    /// Calls of the window that succeeded or failed.
     pub calls: u64,
-    /// Those of them that ended ill.
+    /// Those of them that failed.
     pub failures: u64,
     /// First tries that were let go, ever.
     pub firsts: u64,
@@ -231,7 +231,7 @@ impl Destination {
         let kept = KeptDestination {
             limits,
             budget: limits.budget(),
-            breaker: Breaker::new(limits.trip()),
+            breaker: Breaker::new(limits.checked()),
             totals: DestinationTotals::default(),
         };
         Self { inner: Arc::new(DestinationInner { name, clock, kept: Mutex::new(kept) }) }
@@ -242,7 +242,7 @@ impl Destination {
         if kept.limits != limits {
             kept.limits = limits;
             kept.budget = limits.budget();
-            kept.breaker.adopt(limits.trip());
+            kept.breaker.adopt(limits.checked());
         }
     }
 
@@ -324,7 +324,7 @@ impl Destination {
             retries,
             held_back,
             dropped,
-            opened: kept.breaker.opened(),
+            opened: kept.breaker.opened,
         }
     }
 

@@ -213,12 +213,12 @@ impl Judged {
 impl From<Verdict> for Judged {
     fn from(verdict: Verdict) -> Self {
         let (health, fate) = match verdict {
-            Verdict::Success => (DestinationHealth::Well, TryFate::Done),
+            Verdict::Success => (DestinationHealth::Healthy, TryFate::Done),
             Verdict::Retry { .. } | Verdict::RetryOnce { .. } | Verdict::Unknown => {
-                (DestinationHealth::Ill, TryFate::Unknown)
+                (DestinationHealth::Failing, TryFate::Unknown)
             }
-            Verdict::InFlight { .. } => (DestinationHealth::Well, TryFate::Unknown),
-            Verdict::Fatal => (DestinationHealth::Well, TryFate::Undone),
+            Verdict::InFlight { .. } => (DestinationHealth::Healthy, TryFate::Unknown),
+            Verdict::Fatal => (DestinationHealth::Healthy, TryFate::Undone),
         };
         Self { verdict, health, fate, kind: None, status: None }
     }

@@ -80,15 +80,15 @@ pub enum Rule {
     Fatal,
 }
 
-/// What an end says about the health of its destination: the breaker's food.
+/// What the end of a call says about its destination. The circuit breaker counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DestinationHealth {
     /// It answered.
-    Well,
+    Healthy,
     /// It did not answer, or could not.
-    Ill,
+    Failing,
     /// It says nothing either way: it asked for less traffic.
-    Silent,
+    Unclear,
 }
 
 /// One line of the table.
@@ -112,29 +112,29 @@ const fn row(kind: Kind, name: &'static str, safe: Rule, bare: Rule, health: Des
 
 /// The classification, in the order of [`Kind`].
 pub const TABLE: [RetryRow; 23] = [
-    row(Kind::NotSent, "not_sent", Rule::Retry, Rule::Retry, DestinationHealth::Ill),
-    row(Kind::Cut, "cut", Rule::Retry, Rule::Unknown, DestinationHealth::Ill),
-    row(Kind::TimedOut, "timed_out", Rule::Retry, Rule::Unknown, DestinationHealth::Ill),
-    row(Kind::Success, "success", Rule::Success, Rule::Success, DestinationHealth::Well),
-    row(Kind::Redirect, "redirect", Rule::Fatal, Rule::Unknown, DestinationHealth::Well),
-    row(Kind::RequestTimeout, "request_timeout", Rule::Retry, Rule::Unknown, DestinationHealth::Well),
-    row(Kind::InFlight, "in_flight", Rule::InFlight, Rule::Unknown, DestinationHealth::Well),
-    row(Kind::Exists, "exists", Rule::Success, Rule::Success, DestinationHealth::Well),
-    row(Kind::Duplicate, "duplicate", Rule::Fatal, Rule::Unknown, DestinationHealth::Well),
-    row(Kind::InDoubt, "in_doubt", Rule::Unknown, Rule::Unknown, DestinationHealth::Well),
-    row(Kind::Conflict, "conflict", Rule::Fatal, Rule::Fatal, DestinationHealth::Well),
-    row(Kind::Misdirected, "misdirected", Rule::RetryOnce, Rule::RetryOnce, DestinationHealth::Well),
-    row(Kind::TooEarly, "too_early", Rule::Retry, Rule::Retry, DestinationHealth::Well),
-    row(Kind::TooMany, "too_many", Rule::Retry, Rule::Retry, DestinationHealth::Silent),
-    row(Kind::Refused, "refused", Rule::Fatal, Rule::Fatal, DestinationHealth::Well),
-    row(Kind::ServerError, "server_error", Rule::Retry, Rule::Unknown, DestinationHealth::Ill),
-    row(Kind::NotImplemented, "not_implemented", Rule::Fatal, Rule::Fatal, DestinationHealth::Ill),
-    row(Kind::BadGateway, "bad_gateway", Rule::Retry, Rule::Unknown, DestinationHealth::Ill),
-    row(Kind::Unavailable, "unavailable", Rule::Retry, Rule::RetryIfTold, DestinationHealth::Ill),
-    row(Kind::OtherServerError, "other_server_error", Rule::Fatal, Rule::Unknown, DestinationHealth::Ill),
-    row(Kind::ToldToRetry, "told_to_retry", Rule::Retry, Rule::Retry, DestinationHealth::Silent),
-    row(Kind::ToldToStop, "told_to_stop", Rule::Fatal, Rule::Fatal, DestinationHealth::Silent),
-    row(Kind::Nonsense, "nonsense", Rule::Fatal, Rule::Unknown, DestinationHealth::Ill),
+    row(Kind::NotSent, "not_sent", Rule::Retry, Rule::Retry, DestinationHealth::Failing),
+    row(Kind::Cut, "cut", Rule::Retry, Rule::Unknown, DestinationHealth::Failing),
+    row(Kind::TimedOut, "timed_out", Rule::Retry, Rule::Unknown, DestinationHealth::Failing),
+    row(Kind::Success, "success", Rule::Success, Rule::Success, DestinationHealth::Healthy),
+    row(Kind::Redirect, "redirect", Rule::Fatal, Rule::Unknown, DestinationHealth::Healthy),
+    row(Kind::RequestTimeout, "request_timeout", Rule::Retry, Rule::Unknown, DestinationHealth::Healthy),
+    row(Kind::InFlight, "in_flight", Rule::InFlight, Rule::Unknown, DestinationHealth::Healthy),
+    row(Kind::Exists, "exists", Rule::Success, Rule::Success, DestinationHealth::Healthy),
+    row(Kind::Duplicate, "duplicate", Rule::Fatal, Rule::Unknown, DestinationHealth::Healthy),
+    row(Kind::InDoubt, "in_doubt", Rule::Unknown, Rule::Unknown, DestinationHealth::Healthy),
+    row(Kind::Conflict, "conflict", Rule::Fatal, Rule::Fatal, DestinationHealth::Healthy),
+    row(Kind::Misdirected, "misdirected", Rule::RetryOnce, Rule::RetryOnce, DestinationHealth::Healthy),
+    row(Kind::TooEarly, "too_early", Rule::Retry, Rule::Retry, DestinationHealth::Healthy),
+    row(Kind::TooMany, "too_many", Rule::Retry, Rule::Retry, DestinationHealth::Unclear),
+    row(Kind::Refused, "refused", Rule::Fatal, Rule::Fatal, DestinationHealth::Healthy),
+    row(Kind::ServerError, "server_error", Rule::Retry, Rule::Unknown, DestinationHealth::Failing),
+    row(Kind::NotImplemented, "not_implemented", Rule::Fatal, Rule::Fatal, DestinationHealth::Failing),
+    row(Kind::BadGateway, "bad_gateway", Rule::Retry, Rule::Unknown, DestinationHealth::Failing),
+    row(Kind::Unavailable, "unavailable", Rule::Retry, Rule::RetryIfTold, DestinationHealth::Failing),
+    row(Kind::OtherServerError, "other_server_error", Rule::Fatal, Rule::Unknown, DestinationHealth::Failing),
+    row(Kind::ToldToRetry, "told_to_retry", Rule::Retry, Rule::Retry, DestinationHealth::Unclear),
+    row(Kind::ToldToStop, "told_to_stop", Rule::Fatal, Rule::Fatal, DestinationHealth::Unclear),
+    row(Kind::Nonsense, "nonsense", Rule::Fatal, Rule::Unknown, DestinationHealth::Failing),
 ];
 
 impl Kind {

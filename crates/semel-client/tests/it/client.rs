@@ -7,6 +7,7 @@ mod logs;
 mod look_up;
 mod retries;
 mod server;
+mod started;
 mod status;
 mod tls;
 

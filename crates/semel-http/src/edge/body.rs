@@ -53,7 +53,7 @@ pub(super) fn let_finish(mut incoming: Incoming, linger: Duration) {
 #[derive(Debug)]
 struct BodyWatch {
     rules: Arc<ListenerRules>,
-    patience: ClientTimeouts,
+    timeouts: ClientTimeouts,
     received: u64,
     /// How long the client has been waited for, before the current wait.
     waited: Duration,
@@ -67,7 +67,7 @@ impl RequestBody {
     pub(super) fn new(
         incoming: Incoming,
         rules: &Arc<ListenerRules>,
-        patience: ClientTimeouts,
+        timeouts: ClientTimeouts,
         http2: bool,
     ) -> (Self, Option<Flaw>) {
         if incoming.is_end_stream() {
@@ -76,7 +76,7 @@ impl RequestBody {
         let flaw = Flaw::default();
         let watch = BodyWatch {
             rules: Arc::clone(rules),
-            patience,
+            timeouts,
             received: 0,
             waited: Duration::ZERO,
             timer: Timer::default(),
@@ -93,8 +93,8 @@ impl BodyWatch {
     }
 
     fn wait(&mut self, context: &mut Context<'_>) -> Poll<Refusal> {
-        let earned = self.received / u64::from(self.patience.body_rate.max(1));
-        let allowed = self.patience.body + Duration::from_secs(earned);
+        let earned = self.received / u64::from(self.timeouts.body_rate.max(1));
+        let allowed = self.timeouts.body + Duration::from_secs(earned);
         if self.timer.overdue(context, allowed.saturating_sub(self.waited)) {
             return Poll::Ready(self.refuse(Refusal::TooSlow));
         }
@@ -164,7 +164,7 @@ impl Drop for RequestBody {
             && watch.http2
             && watch.flaw.get().is_none()
         {
-            let_finish(incoming, watch.patience.linger);
+            let_finish(incoming, watch.timeouts.linger);
         }
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct Calls<S> {
     pub(super) service: S,
     pub(super) link: Arc<ConnectionLink>,
     pub(super) rules: Arc<ListenerRules>,
-    pub(super) patience: ClientTimeouts,
+    pub(super) timeouts: ClientTimeouts,
     pub(super) peer: Peer,
     pub(super) ending: ListenerEnd,
 }
@@ -52,7 +52,7 @@ where
         let verdict = verdict.and_then(|()| self.fits(&request));
         if let Err(refusal) = verdict {
             if !http1 {
-                let_finish(request.into_body(), self.patience.linger);
+                let_finish(request.into_body(), self.timeouts.linger);
             }
             return Box::pin(std::future::ready(Ok(refuse(refusal, flight, http1))));
         }
@@ -65,7 +65,7 @@ where
         }
         request.extensions_mut().insert(self.peer.clone());
         let (parts, incoming) = request.into_parts();
-        let (body, flaw) = RequestBody::new(incoming, &self.rules, self.patience, !http1);
+        let (body, flaw) = RequestBody::new(incoming, &self.rules, self.timeouts, !http1);
         let mut service = self.service.clone();
         let link = upgrade.then(|| Arc::clone(&self.link));
         let end = CallCompletion { flight, flaw, link, http1 };

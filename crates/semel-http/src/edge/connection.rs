@@ -17,7 +17,7 @@ use tower_service::Service;
 use super::body::RequestBody;
 use super::call::Calls;
 use super::link::{ConnectionLink, RequestPart};
-use super::options::{Departed, EdgeOptions};
+use super::options::{DisconnectPolicy, EdgeOptions};
 use super::rules::ListenerRules;
 use super::unsealed::{self, FirstByte};
 use super::wire::{Wire, WireProtocol};
@@ -56,7 +56,7 @@ pub(super) async fn serve<S, B>(
     let Some(tls) = &shared.options.tls else {
         return speak(shared, stream, peer, link, service, None).await;
     };
-    let patience = shared.options.patience;
+    let timeouts = shared.options.timeouts;
     let handshake = async {
         match unsealed::peek_first_byte(&stream).await? {
             FirstByte::Tls => tls.acceptor().accept(stream).await.map(Ok),
@@ -65,12 +65,12 @@ pub(super) async fn serve<S, B>(
     };
     link.wait_since(Instant::now(), RequestPart::Head);
     let shaken = tokio::select! {
-        shaken = tokio::time::timeout(patience.head, handshake) => shaken,
+        shaken = tokio::time::timeout(timeouts.head, handshake) => shaken,
         () = link.evicted() => return evicted(peer.address),
     };
     let stream = match shaken {
         Ok(Ok(Ok(stream))) => stream,
-        Ok(Ok(Err(stream))) => return unsealed::answer(stream, patience.linger).await,
+        Ok(Ok(Err(stream))) => return unsealed::answer(stream, timeouts.linger).await,
         Ok(Err(error)) => {
             tracing::debug!(peer = %peer.address, %error, "TLS handshake failed");
             return;
@@ -104,10 +104,10 @@ async fn speak<IO, S, B>(
     B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let (rules, patience) = (Arc::clone(&shared.rules), shared.options.patience);
+    let (rules, timeouts) = (Arc::clone(&shared.rules), shared.options.timeouts);
     let mut draining = shared.draining.clone();
     let mut wire =
-        Wire::new(io, Arc::clone(&link), Arc::clone(&rules), patience, shared.options.shortcut.clone());
+        Wire::new(io, Arc::clone(&link), Arc::clone(&rules), timeouts, shared.options.shortcut.clone());
     let protocol = match known {
         Some(WireProtocol::Http2) => {
             wire.speak_http2();
@@ -122,7 +122,7 @@ async fn speak<IO, S, B>(
     };
     let address = peer.address;
     let ending = shared.ending.clone();
-    let calls = Calls { service, link: Arc::clone(&link), rules, patience, peer, ending };
+    let calls = Calls { service, link: Arc::clone(&link), rules, timeouts, peer, ending };
     let io = TokioIo::new(wire);
     let limits = shared.options.limits;
     let ended = match protocol {
@@ -131,8 +131,8 @@ async fn speak<IO, S, B>(
             let mut builder = http1::Builder::new();
             // The wire enforces timeouts and limits. With `Finish`, a client that closes its side still gets its answer, and a client
             // that disconnects does not cancel a request in progress.
-            let departed = shared.options.departed;
-            builder.half_close(departed == Departed::Finish).header_read_timeout(None);
+            let on_disconnect = shared.options.on_disconnect;
+            builder.half_close(on_disconnect == DisconnectPolicy::Finish).header_read_timeout(None);
             if limits.headers > HYPERS_HEADERS {
                 // Set only if it is not hyper's default: with an explicit number, hyper allocates that many headers for every request.
                 builder.max_headers(limits.headers);
@@ -156,8 +156,8 @@ async fn speak<IO, S, B>(
                 .max_concurrent_streams(limits.streams)
                 .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
                 .max_pending_accept_reset_streams(limits.streams as usize)
-                .keep_alive_interval(patience.idle / 2)
-                .keep_alive_timeout(patience.head);
+                .keep_alive_interval(timeouts.idle / 2)
+                .keep_alive_timeout(timeouts.head);
             let mut connection = pin!(builder.serve_connection(io, calls));
             tokio::select! {
                 biased;

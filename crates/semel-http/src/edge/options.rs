@@ -18,7 +18,7 @@ pub struct EdgeOptions {
     /// Limits on requests and connections.
     pub limits: EdgeLimits,
     /// Timeouts for clients.
-    pub patience: ClientTimeouts,
+    pub timeouts: ClientTimeouts,
     /// The headers that carry keys. A request that is ambiguous about one of them is refused.
     pub key_headers: Vec<HeaderName>,
     /// Headers that the service trusts, in addition to the built-in ones. `Connection` must not remove them. They must not arrive as a
@@ -31,7 +31,7 @@ pub struct EdgeOptions {
     /// How long requests in progress may take to finish after the listener was told to stop.
     pub drain: Duration,
     /// Handling of an HTTP/1 request whose client closes its connection.
-    pub departed: Departed,
+    pub on_disconnect: DisconnectPolicy,
     /// Counts the connections that were closed at [`EdgeLimits::connections`], for metrics.
     pub closed_at_limit: Arc<AtomicU64>,
     /// Answers some requests before they are parsed. `None` by default; the guard can be one.
@@ -43,13 +43,13 @@ impl Default for EdgeOptions {
         Self {
             tls: None,
             limits: EdgeLimits::default(),
-            patience: ClientTimeouts::default(),
+            timeouts: ClientTimeouts::default(),
             key_headers: vec![HeaderName::from_static("idempotency-key")],
             trusted_headers: usually_trusted(),
             hosts: Vec::new(),
             upgrades: vec!["websocket".to_owned()],
             drain: Duration::from_secs(30),
-            departed: Departed::Finish,
+            on_disconnect: DisconnectPolicy::Finish,
             closed_at_limit: Arc::default(),
             shortcut: None,
         }
@@ -94,7 +94,7 @@ pub fn usually_trusted() -> Vec<HeaderName> {
 /// Handling of an HTTP/1 request whose client closes its side of the connection before the answer. On HTTP/2 a reset always drops the
 /// service's future.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Departed {
+pub enum DisconnectPolicy {
     /// The request continues to its end, and the answer is sent if the client still reads.
     #[default]
     Finish,

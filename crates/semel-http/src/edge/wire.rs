@@ -47,7 +47,7 @@ pub(super) struct Wire<IO> {
     io: IO,
     link: Arc<ConnectionLink>,
     rules: Arc<ListenerRules>,
-    patience: ClientTimeouts,
+    timeouts: ClientTimeouts,
     place: WirePlace,
     /// Number of HTTP/1 heads that were passed up.
     heads: u64,
@@ -102,14 +102,14 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
         io: IO,
         link: Arc<ConnectionLink>,
         rules: Arc<ListenerRules>,
-        patience: ClientTimeouts,
+        timeouts: ClientTimeouts,
         shortcut: Option<Arc<dyn Shortcut>>,
     ) -> Self {
         Self {
             io,
             link,
             rules,
-            patience,
+            timeouts,
             place: WirePlace::Head,
             heads: 0,
             held: Vec::new(),
@@ -134,7 +134,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
 
     /// Reads until the first bytes identify the protocol. `None` if the client disconnected or sent nothing in time.
     pub(super) async fn sniff(&mut self) -> Option<WireProtocol> {
-        let limit = self.patience.head;
+        let limit = self.timeouts.head;
         self.link.wait_since(Instant::now(), RequestPart::Head);
         let read = std::future::poll_fn(|context| {
             loop {
@@ -341,7 +341,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
     }
 
     /// No bytes arrived. True if the client has exceeded its timeout.
-    fn out_of_patience(&mut self, context: &mut Context<'_>) -> bool {
+    fn has_timed_out(&mut self, context: &mut Context<'_>) -> bool {
         let out = self.is_overdue(context);
         match (&self.place, self.reading.since()) {
             (WirePlace::Head | WirePlace::Http2, Some(since)) => {
@@ -350,7 +350,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
             (WirePlace::Length(_) | WirePlace::Chunks(_), _) => {
                 // Like the time limit of a body: every `body_rate` bytes allow one more second.
                 let (started, received) = *self.body.get_or_insert_with(|| (Instant::now(), 0));
-                let earned = Duration::from_secs(received / u64::from(self.patience.body_rate.max(1)));
+                let earned = Duration::from_secs(received / u64::from(self.timeouts.body_rate.max(1)));
                 self.link.wait_since(started + earned, RequestPart::Body);
             }
             _ => {}
@@ -360,9 +360,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
 
     fn is_overdue(&mut self, context: &mut Context<'_>) -> bool {
         match self.place {
-            WirePlace::Head if !self.held.is_empty() => self.reading.overdue(context, self.patience.head),
+            WirePlace::Head if !self.held.is_empty() => self.reading.overdue(context, self.timeouts.head),
             WirePlace::Head | WirePlace::Http2 => {
-                while self.reading.overdue(context, self.patience.idle) {
+                while self.reading.overdue(context, self.timeouts.idle) {
                     if self.link.is_idle() {
                         return true;
                     }
@@ -380,7 +380,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
             Poll::Ready(Ok(0)) => self.refuse_held(Refusal::Malformed("the head ends early")),
             Poll::Ready(Ok(_)) => self.inspect_held(),
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-            Poll::Pending if self.out_of_patience(context) => self.refuse_held(Refusal::TooSlow),
+            Poll::Pending if self.has_timed_out(context) => self.refuse_held(Refusal::TooSlow),
             Poll::Pending => return Poll::Pending,
         }
         Poll::Ready(Ok(()))
@@ -403,7 +403,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
             Poll::Ready(Ok(())) => {}
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
             // An idle connection ends as if the client had closed it.
-            Poll::Pending if self.out_of_patience(context) => return Poll::Ready(Ok(true)),
+            Poll::Pending if self.has_timed_out(context) => return Poll::Ready(Ok(true)),
             Poll::Pending => return Poll::Pending,
         }
         self.reading.clear();
@@ -484,7 +484,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Wire<IO> {
     fn hurry<T>(&mut self, context: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if poll.is_ready() {
             self.writing.clear();
-        } else if self.writing.overdue(context, self.patience.write) {
+        } else if self.writing.overdue(context, self.timeouts.write) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         poll
@@ -551,7 +551,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Wire<IO> {
                             *bytes += piece.filled().len();
                         }
                         Poll::Ready(_) => return Poll::Ready(Ok(())),
-                        Poll::Pending if this.reading.overdue(context, this.patience.linger) => {
+                        Poll::Pending if this.reading.overdue(context, this.timeouts.linger) => {
                             return Poll::Ready(Ok(()));
                         }
                         Poll::Pending => return Poll::Pending,

@@ -20,7 +20,7 @@ use crate::key_source::{KeySource, parse};
 use crate::limits::BudgetKind;
 use crate::observe::AnswerOutcome;
 use crate::policy::{Fingerprinting, RoutePolicy, path};
-use crate::request_fingerprint::{self, Asked};
+use crate::request_fingerprint::{self, RequestTarget};
 use crate::scope::{Principal, Scope};
 use crate::stored;
 
@@ -145,8 +145,8 @@ impl Inner {
         let arrived = Instant::now();
         let key = parse(key, policy.key_length).ok()?;
         let principal = shortcut_rule.principal(request).ok()?;
-        let asked = Asked { method: method.as_str(), path, query };
-        let payload = request_fingerprint::of_bytes(&asked, request, policy);
+        let target = RequestTarget { method: method.as_str(), path, query };
+        let payload = request_fingerprint::of_bytes(&target, request, policy);
         let named = Principal::key(principal.as_ref(), None, &self.namespace, &key);
         let (id, outcome) = self.engine.at_hand(&named, payload)?;
         let written = answer.len();

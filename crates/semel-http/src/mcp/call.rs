@@ -135,7 +135,7 @@ struct RpcError<'a> {
 impl McpCall {
     /// A problem in the caller's format: the result of its tool, or a JSON-RPC error.
     pub(crate) fn tell(&self, profile: &Profile, problem: &Problem) -> Response<Body> {
-        let telling = profile.telling(problem.situation);
+        let telling = profile.text(problem.situation);
         let retry_after = problem.retry_after.map(|after| {
             let (least, most) = telling.hint_within.unwrap_or((1, u64::MAX));
             seconds(after).clamp(least, most)
@@ -147,7 +147,7 @@ impl McpCall {
         // Before it had a code of its own, a call in progress was a service that is unavailable for a moment.
         let is_coded = self.facts.release.is_none_or(|release| release >= Release::WITH_IN_FLIGHT);
         let code = match problem.situation {
-            Situation::InFlight if !is_coded => profile.telling(Situation::StoreUnavailable).kind,
+            Situation::InFlight if !is_coded => profile.text(Situation::StoreUnavailable).kind,
             _ => telling.kind,
         };
         let error = AdcpError {

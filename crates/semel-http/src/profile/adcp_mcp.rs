@@ -91,11 +91,11 @@ impl Profile {
             ..Self::ietf()
         };
         for situation in Situation::ALL {
-            let telling = profile.telling_mut(situation);
-            (telling.kind, telling.recovery) = code(situation);
+            let text = profile.text_mut(situation);
+            (text.kind, text.recovery) = code(situation);
         }
         // Early enough to notice the end of a short call, and seldom enough to cause no load.
-        profile.telling_mut(Situation::InFlight).hint_within = Some((1, 3));
+        profile.text_mut(Situation::InFlight).hint_within = Some((1, 3));
         profile
     }
 }

@@ -19,7 +19,7 @@ const LIMITS: InsertLimits = InsertLimits {
 };
 
 /// How this profile presents a situation.
-fn telling(situation: Situation) -> SituationText {
+fn text(situation: Situation) -> SituationText {
     let (status, retry) = match situation {
         Situation::KeyMissing
         | Situation::KeyMalformed
@@ -52,7 +52,7 @@ impl Profile {
         Self {
             name: "ietf",
             shape: Shape::Problem,
-            tellings: Situation::ALL.map(telling),
+            texts: Situation::ALL.map(text),
             key_header: HeaderName::from_static("idempotency-key"),
             agent_header: None,
             account_headers: Vec::new(),

@@ -29,7 +29,7 @@ impl Profile {
             ..Self::ietf()
         };
         for situation in Situation::ALL {
-            profile.telling_mut(situation).kind = match situation {
+            profile.text_mut(situation).kind = match situation {
                 Situation::Conflict
                 | Situation::InFlight
                 | Situation::InDoubt
@@ -52,9 +52,9 @@ impl Profile {
                 | Situation::RateLimited => "invalid_request_error",
             };
         }
-        profile.telling_mut(Situation::Conflict).status = StatusCode::BAD_REQUEST;
-        profile.telling_mut(Situation::InDoubt).hint = DO_NOT_RETRY;
-        profile.telling_mut(Situation::OutcomeNotKept).hint = DO_NOT_RETRY;
+        profile.text_mut(Situation::Conflict).status = StatusCode::BAD_REQUEST;
+        profile.text_mut(Situation::InDoubt).hint = DO_NOT_RETRY;
+        profile.text_mut(Situation::OutcomeNotKept).hint = DO_NOT_RETRY;
         profile
     }
 

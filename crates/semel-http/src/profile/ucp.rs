@@ -18,7 +18,7 @@ impl Profile {
             host: Host::Client,
             ..Self::ietf()
         };
-        profile.telling_mut(Situation::Conflict).status = StatusCode::CONFLICT;
+        profile.text_mut(Situation::Conflict).status = StatusCode::CONFLICT;
         profile
     }
 }

@@ -133,8 +133,8 @@ impl Pool {
 
     /// An open connection, or a new one.
     pub(super) async fn acquire(&self) -> Result<UpstreamConnection, Error> {
-        if let Some(ride) = self.shared().or_else(|| self.unused()) {
-            return Ok(ride);
+        if let Some(connection) = self.shared().or_else(|| self.unused()) {
+            return Ok(connection);
         }
         if self.speaks_http1.load(Ordering::Acquire) {
             // Boxed, like the other one: a rare path must not enlarge the future of every request.
@@ -146,7 +146,7 @@ impl Pool {
     async fn connect_in_turn(&self) -> Result<UpstreamConnection, Error> {
         let _turn = self.connecting.lock().await;
         match self.shared() {
-            Some(ride) => Ok(ride),
+            Some(connection) => Ok(connection),
             None => self.connect().await,
         }
     }

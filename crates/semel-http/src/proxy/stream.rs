@@ -48,7 +48,7 @@ impl Connector {
             Some(limit) => Some(limit.take().await),
             None => None,
         };
-        let stream = connect_tcp((&*upstream.host, upstream.port)).await.map_err(Error::Connect)?;
+        let stream = connect_tcp((&*upstream.url.host, upstream.url.port)).await.map_err(Error::Connect)?;
         let opened = Connection::open(stream, self.tls.as_ref(), place).await;
         let stream = opened.map_err(|error| Error::Handshake(error.into()))?;
         let spoken = match (stream.protocol(), self.known()) {
@@ -78,7 +78,7 @@ fn tls(upstream: &Upstream, options: &ProxyOptions) -> Result<ServerTls, TlsErro
         Protocol::Http1 => &[b"http/1.1"],
         Protocol::Http2 => &[b"h2"],
     };
-    let name = ServerName::try_from(upstream.host.to_string())
+    let name = ServerName::try_from(upstream.url.host.to_string())
         .map_err(|_| rustls::Error::General("the upstream's host is not a valid TLS server name".into()))?;
     Ok((tls_connector(roots, None, protocols)?, name))
 }

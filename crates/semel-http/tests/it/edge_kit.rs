@@ -226,7 +226,7 @@ async fn take_until(stream: &mut TcpStream, buffer: &mut Vec<u8>, end: &[u8]) ->
 pub(crate) fn small() -> EdgeOptions {
     let mut options = EdgeOptions { drain: Duration::from_secs(5), ..EdgeOptions::default() };
     options.limits.body_bytes = 256 * 1024;
-    options.patience = ClientTimeouts {
+    options.timeouts = ClientTimeouts {
         head: Duration::from_millis(300),
         body: Duration::from_millis(300),
         body_rate: 64 * 1024,

@@ -257,7 +257,7 @@ async fn a_profile_of_ones_own() {
     let mut mine = Profile::ietf();
     mine.name = "mine";
     mine.key_header = http::HeaderName::from_static("x-request-key");
-    mine.telling_mut(Situation::Conflict).status = StatusCode::IM_A_TEAPOT;
+    mine.text_mut(Situation::Conflict).status = StatusCode::IM_A_TEAPOT;
     mine.methods = vec![Method::DELETE];
     let kit = Kit::profile(&mine, Upstream::counting());
     let request = |path| {
@@ -278,7 +278,7 @@ async fn a_profile_of_ones_own() {
 fn every_situation_is_told_in_every_profile() {
     for profile in Profile::NAMES.iter().map(|name| Profile::named(name).unwrap()) {
         for situation in Situation::ALL {
-            let answer = profile.tell(&Problem::from(situation));
+            let answer = profile.answer(&Problem::from(situation));
             assert!(answer.status().is_client_error() || answer.status().is_server_error(), "{situation:?}");
         }
     }

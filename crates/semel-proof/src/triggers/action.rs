@@ -2,8 +2,8 @@
 
 use super::client::ChangeKind;
 use super::state::{
-    CallerStage, CallerState, ClaimState, ClientStep, DrainerStep, KeyRow, LeaseHolder, ModelDelivery,
-    RedisState, Resetter, TriggerState,
+    CallerStage, CallerState, ClaimState, ClientStep, DrainerStep, KeyRow, LeaseHolder, LedgerRun,
+    ModelDelivery, RedisState, Resetter, TriggerState,
 };
 use super::{GateChoices, Milestone, ModelStep, TriggerModel, TriggerMutant};
 
@@ -36,6 +36,8 @@ pub enum TriggerAction {
     DoneClaimExpires(u8),
     /// More time passes than a claim of this generation can last.
     ClaimRecordsEnd(u8),
+    /// The caller that wrote a run to the ledger ends its reservation.
+    EndReservation(u8),
     /// The ledger removes the row of the key.
     Sweep,
     /// A caller's process dies.
@@ -100,13 +102,17 @@ pub(super) fn is_unfinished(state: &TriggerState) -> bool {
 fn holder_is_active(state: &TriggerState, run: u8, holder: LeaseHolder) -> bool {
     match holder {
         LeaseHolder::Drainer(drainer) => match state.drainers[usize::from(drainer)] {
-            DrainerStep::AcceptBuffered(leased)
-            | DrainerStep::CancelAfterwards(leased)
-            | DrainerStep::Ack(leased) => leased.run == run,
+            DrainerStep::AcceptBuffered(leased) | DrainerStep::Ack(leased) => leased.run == run,
             _ => false,
         },
         LeaseHolder::Caller(caller) => match state.callers[usize::from(caller)].stage {
             CallerStage::AcceptBuffered(leased) | CallerStage::Ack(leased) => leased.run == run,
+            _ => false,
+        },
+        LeaseHolder::Canceller => match state.canceller {
+            ClientStep::Move(leased) | ClientStep::CancelAfterwards(leased) | ClientStep::Ack(leased) => {
+                leased.run == run
+            }
             _ => false,
         },
     }
@@ -184,6 +190,10 @@ pub(super) fn list_possible(model: &TriggerModel, state: &TriggerState, actions:
             && state.callers[at - 1].stage == CallerStage::Idle;
         if own.stage == CallerStage::Idle && !alike {
             actions.push(TriggerAction::Call(caller, GateOutcome::Ledger));
+            // It knows that the gate holds.
+            if model.callers[at].keyed && !model.callers[at].wait {
+                actions.push(TriggerAction::Call(caller, GateOutcome::Buffer));
+            }
         }
         if own.is_active() {
             if left.crashes > 0 {
@@ -236,11 +246,18 @@ pub(super) fn list_possible(model: &TriggerModel, state: &TriggerState, actions:
             }
             _ => {}
         }
-        let at = usize::from(generation);
         if left.claim_records_end > 0
-            && (claim != ClaimState::Free || state.redis.fences[at] != 0 || state.redis.closed[at])
+            && (claim != ClaimState::Free
+                || state.callers.iter().any(|caller| caller.is_about_to_put(generation)))
         {
             actions.push(TriggerAction::ClaimRecordsEnd(generation));
+        }
+    }
+    // Whoever wrote the run says so to the buffer at any time, or dies before.
+    for generation in (0_u8..).zip(state.redis.reserved).filter_map(|(at, reserved)| reserved.then_some(at)) {
+        let wrote = |event: &LedgerRun| event.generation == generation && !event.lost_key && !event.drained;
+        if state.ledger.events.iter().flatten().any(wrote) {
+            actions.push(TriggerAction::EndReservation(generation));
         }
     }
     if left.resets > 0 && state.resetter == Resetter::Idle {
@@ -278,8 +295,8 @@ fn can_continue(state: &TriggerState, caller: CallerState) -> bool {
 }
 
 fn is_waiting(state: &TriggerState, client: ClientStep) -> bool {
-    let ClientStep::InTransit(run) = client else { return false };
-    state.ledger.event(run).is_none() && state.redis.entry(run).is_some()
+    let ClientStep::Buffer(run) = client else { return false };
+    state.redis.entry(run).is_some_and(|entry| entry.lease.is_some())
 }
 
 fn list_leases(model: &TriggerModel, state: &TriggerState, drainer: u8, actions: &mut Vec<TriggerAction>) {
@@ -337,12 +354,18 @@ impl ModelStep<'_> {
                 state.left.claim_records_end -= 1;
                 self.end_claim_records(generation);
             }
+            TriggerAction::EndReservation(generation) => {
+                state.redis.reserved[usize::from(generation)] = false;
+                if !self.broken_by(TriggerMutant::WriteLeavesNoNote) {
+                    self.outdate(generation);
+                }
+            }
             TriggerAction::Sweep => {
                 self.reach(Milestone::Swept);
                 self.state.left.sweeps -= 1;
                 self.sweep();
                 if !self.broken_by(TriggerMutant::SweepTooEarly) {
-                    // Claims, fences and closed generations have ended long before.
+                    // Claims and reservations have ended long before.
                     self.state.redis = RedisState {
                         entries: self.state.redis.entries,
                         list: self.state.redis.list,
@@ -379,6 +402,9 @@ impl ModelStep<'_> {
                     }
                 }
                 state.redis = RedisState::empty();
+                for caller in &mut state.callers {
+                    caller.outdated = false;
+                }
             }
         }
         Some(())

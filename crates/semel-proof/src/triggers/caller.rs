@@ -17,6 +17,9 @@ impl ModelStep<'_> {
         match self.state.callers[at].stage {
             CallerStage::Idle => {
                 self.begin(caller);
+                if place == GateOutcome::Buffer {
+                    self.set_stage(caller, CallerStage::Find(ClaimAnswer::InBurst));
+                }
                 if self.model.is_keyed(caller) {
                     self.call(caller, place)?;
                 }
@@ -30,7 +33,10 @@ impl ModelStep<'_> {
             }
             CallerStage::Find(asked) => self.find(caller, asked),
             CallerStage::Gate => {
-                if place == GateOutcome::Buffer && !self.waits(caller) {
+                let reads = self.model.is_keyed(caller) && !self.broken_by(TriggerMutant::WinnerSkipsLedger);
+                if place == GateOutcome::Buffer && !self.waits(caller) && reads {
+                    self.find(caller, ClaimAnswer::InBurst);
+                } else if place == GateOutcome::Buffer && !self.waits(caller) {
                     self.put_run(caller);
                 } else if self.broken_by(TriggerMutant::DirectWriteSkipsBuffer) {
                     self.set_stage(caller, CallerStage::Accept);
@@ -46,12 +52,6 @@ impl ModelStep<'_> {
                 }
                 let last = self.broken_by(TriggerMutant::AnnounceAfterPut);
                 self.set_stage(caller, if last { CallerStage::Resolve(caller) } else { CallerStage::Put });
-            }
-            CallerStage::Fence => {
-                let fence = self.state.callers[at].fence;
-                let written = &mut self.state.redis.fences[usize::from(generation)];
-                *written = fence.max(*written);
-                self.set_stage(caller, CallerStage::Find(ClaimAnswer::Fenced));
             }
             CallerStage::Look(why) => self.look_in_buffer(caller, why),
             CallerStage::LookUp(run) => {
@@ -79,7 +79,6 @@ impl ModelStep<'_> {
                 };
             }
             CallerStage::LookLostLedger => self.look_lost_in_ledger(caller),
-            CallerStage::Accept if self.too_late_to_write(caller) => self.restart(caller),
             CallerStage::Accept => match self.accept(caller, generation) {
                 AcceptResult::Own => {
                     if self.state.callers[at].alone {
@@ -165,15 +164,6 @@ impl ModelStep<'_> {
         self.begin_claim(caller);
     }
 
-    /// Whether the ledger refuses a write because the claim is too old.
-    fn too_late_to_write(&self, caller: u8) -> bool {
-        let late = self.state.callers[usize::from(caller)].late;
-        if late {
-            self.reach(Milestone::WriteTooLate);
-        }
-        late && !self.broken_by(TriggerMutant::WriteAfterClaimEnded)
-    }
-
     fn set_stage(&mut self, caller: u8, stage: CallerStage) {
         self.state.callers[usize::from(caller)].stage = stage;
     }
@@ -190,9 +180,8 @@ impl ModelStep<'_> {
             self.set_stage(caller, CallerStage::Find(ClaimAnswer::Nothing));
         } else {
             self.release_claim(caller, generation);
-            self.state.callers[at].fence = 0;
+            self.state.callers[at].claimed = false;
             self.state.callers[at].token = 0;
-            self.state.callers[at].late = false;
             self.begin_claim(caller);
         }
     }
@@ -200,7 +189,7 @@ impl ModelStep<'_> {
     fn begin_claim(&mut self, caller: u8) {
         let skips = self.waits(caller) && self.broken_by(TriggerMutant::WaitWithoutClaim);
         let first = match self.model.is_keyed(caller) {
-            true if skips => CallerStage::Find(ClaimAnswer::Won),
+            true if skips => CallerStage::Find(ClaimAnswer::Nothing),
             true => CallerStage::Claim,
             false => CallerStage::Gate,
         };
@@ -212,10 +201,17 @@ impl ModelStep<'_> {
         let at = usize::from(caller);
         let KeyRow { generation, holder } = self.state.ledger.row();
         self.state.callers[at].era = self.state.ledger.clock;
+        (self.state.callers[at].outdated, self.state.callers[at].late) = (false, false);
         if let Some(holder) = holder
             && self.expired_in_ledger(holder)
         {
             return self.set_stage(caller, CallerStage::Advance(generation));
+        }
+        if generation != self.state.callers[at].generation && asked == ClaimAnswer::InBurst {
+            // Its put needs no claim, so it continues with the generation that it just read.
+            self.release_claim(caller, self.state.callers[at].generation);
+            self.state.callers[at].claimed = false;
+            self.state.callers[at].generation = generation;
         }
         if generation != self.state.callers[at].generation {
             self.restart(caller);
@@ -232,12 +228,8 @@ impl ModelStep<'_> {
             None => {}
         }
         let next = match asked {
-            ClaimAnswer::Won => CallerStage::Gate,
-            ClaimAnswer::TookOver => CallerStage::Fence,
-            ClaimAnswer::Fenced if self.broken_by(TriggerMutant::DirectWriteSkipsBuffer) => {
-                CallerStage::Accept
-            }
-            ClaimAnswer::Fenced => CallerStage::Look(LookReason::BeforeAccept),
+            ClaimAnswer::Won | ClaimAnswer::TookOver => CallerStage::Gate,
+            ClaimAnswer::InBurst => CallerStage::Put,
             ClaimAnswer::Busy => CallerStage::Look(LookReason::Busy),
             ClaimAnswer::Replay(run) => CallerStage::Look(LookReason::Replay(run)),
             ClaimAnswer::Conflict => CallerStage::Look(LookReason::Conflict),
@@ -252,6 +244,8 @@ impl ModelStep<'_> {
         let found = match why {
             // By its id. The buffer is asked before the ledger, because a run moves from the buffer to the ledger.
             LookReason::Replay(run) => self.state.redis.entry(run).map(|_| run),
+            // The ledger accepts the run under the same id, if it is in the buffer after all.
+            LookReason::BeforeAccept => self.reserve(generation).filter(|run| *run != caller),
             _ => self.state.redis.indexed(generation),
         };
         let frees = self.broken_by(TriggerMutant::BufferFreesExpiredKey);
@@ -270,7 +264,7 @@ impl ModelStep<'_> {
             _ => match why {
                 LookReason::BeforeAccept => self.set_stage(caller, CallerStage::Accept),
                 LookReason::Busy if self.broken_by(TriggerMutant::RoundsBypassClaim) => {
-                    self.set_stage(caller, CallerStage::Gate);
+                    self.set_stage(caller, CallerStage::Accept);
                 }
                 LookReason::Busy => self.set_stage(caller, CallerStage::Wait),
                 LookReason::Replay(run) => self.set_stage(caller, CallerStage::LookUp(run)),
@@ -332,12 +326,22 @@ impl ModelStep<'_> {
             PutResult::Duplicate(run) if self.has_payload_of(caller, run) => self.settle(caller, run),
             PutResult::Duplicate(_) => self.set_stage(caller, CallerStage::LookLostLedger),
             PutResult::Expired => self.set_stage(caller, CallerStage::Advance(generation)),
-            PutResult::Refused => self.restart(caller),
+            PutResult::Late => self.set_stage(caller, CallerStage::Find(ClaimAnswer::InBurst)),
+            PutResult::Reserved => self.leave_burst(caller),
             PutResult::NotListed(token) => {
                 self.state.callers[usize::from(caller)].token = token;
                 self.set_stage(caller, CallerStage::Announce);
             }
         }
+    }
+
+    /// The buffer does not accept the run, or it is unknown whether it did: the run goes to the ledger.
+    fn leave_burst(&mut self, caller: u8) {
+        let own = &mut self.state.callers[usize::from(caller)];
+        own.token = 0;
+        let claimed = own.claimed || !self.model.is_keyed(caller);
+        let next = if claimed { CallerStage::Look(LookReason::BeforeAccept) } else { CallerStage::Claim };
+        self.set_stage(caller, next);
     }
 
     fn begin_promotion(&mut self, caller: u8, run: u8) {
@@ -385,7 +389,7 @@ impl ModelStep<'_> {
     /// The run of this trigger is known: resolves the claim to it, if the caller has one, and answers.
     fn settle(&mut self, caller: u8, run: u8) {
         let own = &self.state.callers[usize::from(caller)];
-        if own.fence != 0 && !own.alone {
+        if own.claimed && !own.alone {
             self.set_stage(caller, CallerStage::Resolve(run));
         } else {
             self.answer(caller, run);
@@ -448,7 +452,8 @@ impl ModelStep<'_> {
     pub(super) fn fail(&mut self, caller: u8, failure: RedisFailure) -> Option<()> {
         let at = usize::from(caller);
         let before = self.state.callers[at];
-        let put = matches!(before.stage, CallerStage::Put | CallerStage::Gate);
+        // A trigger without a key puts its run in the step of the gate.
+        let put = before.stage == CallerStage::Gate && !self.model.is_keyed(caller) && !self.waits(caller);
         if failure == RedisFailure::AnswerLost {
             self.call(caller, GateOutcome::Buffer)?;
             let after = self.state.callers[at].stage;
@@ -459,8 +464,9 @@ impl ModelStep<'_> {
                         CallerStage::Find(ClaimAnswer::Won | ClaimAnswer::TookOver) | CallerStage::Gate
                     )
                 }
-                CallerStage::Put | CallerStage::Gate => after == CallerStage::Resolve(caller),
-                CallerStage::Announce | CallerStage::Fence => true,
+                CallerStage::Put | CallerStage::Gate => self.state.redis.entry(caller).is_some(),
+                CallerStage::Announce => true,
+                CallerStage::Look(LookReason::BeforeAccept) => after == CallerStage::Accept,
                 CallerStage::Lease(_) => matches!(after, CallerStage::AcceptBuffered(_)),
                 _ => false,
             };
@@ -469,23 +475,21 @@ impl ModelStep<'_> {
             }
             self.state.callers[at] = before;
         }
-        let unknown =
-            put && failure != RedisFailure::NotSent && !self.broken_by(TriggerMutant::UnknownPutGoesToLedger);
         match before.stage {
-            CallerStage::Gate if self.waits(caller) && unknown => return None,
-            _ if unknown => self.set_stage(caller, CallerStage::Unavailable),
+            CallerStage::Put | CallerStage::Announce => self.leave_burst(caller),
+            CallerStage::Gate if put => self.leave_burst(caller),
+            CallerStage::Gate | CallerStage::Look(LookReason::BeforeAccept) => {
+                self.state.callers[at].alone = true;
+                self.state.callers[at].claimed = false;
+                self.set_stage(caller, CallerStage::Accept);
+            }
             CallerStage::Claim
-            | CallerStage::Gate
-            | CallerStage::Put
-            | CallerStage::Announce
-            | CallerStage::Fence
             | CallerStage::Look(_)
             | CallerStage::LookLostBuffer
             | CallerStage::Lease(_) => {
                 self.state.callers[at].alone = true;
-                self.state.callers[at].fence = 0;
+                self.state.callers[at].claimed = false;
                 self.state.callers[at].token = 0;
-                self.state.callers[at].late = false;
                 self.set_stage(caller, CallerStage::Find(ClaimAnswer::Nothing));
             }
             CallerStage::Ack(leased) => self.answer(caller, leased.run),

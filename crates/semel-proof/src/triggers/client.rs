@@ -1,6 +1,7 @@
 //! Clients that cancel a run, increment its metadata, or reset the key.
 
-use super::state::{ClaimState, ClientStep, Resetter, TriggerRule};
+use super::redis::AckResult;
+use super::state::{ClaimState, ClientStep, LeaseHolder, Resetter, TriggerRule};
 use super::{Milestone, ModelStep, TriggerMutant};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,87 +18,89 @@ impl ModelStep<'_> {
         }
     }
 
-    /// Sends the first command, to the ledger.
+    /// Begins with the buffer, because a run moves from the buffer to the ledger.
     pub(super) fn begin_change(&mut self, kind: ChangeKind, run: u8) -> Option<()> {
         match kind {
             ChangeKind::Cancel => self.state.left.cancels -= 1,
             ChangeKind::Increment => self.state.left.increments -= 1,
         }
-        self.ask_ledger(kind, run, 0);
+        if kind == ChangeKind::Cancel
+            && self.state.redis.entry(run).is_some_and(|entry| entry.lease.is_some())
+        {
+            self.reach(Milestone::CancelWaited);
+        }
+        *self.client(kind) = ClientStep::Buffer(run);
         Some(())
     }
 
     /// Sends the next command; `None` if the client has to wait.
     pub(super) fn change(&mut self, kind: ChangeKind) -> Option<()> {
-        match *self.client(kind) {
+        let later = self.broken_by(TriggerMutant::CancelAfterAccept);
+        let next = match *self.client(kind) {
             ClientStep::Idle => return None,
-            ClientStep::Ledger { run, misses } => self.ask_ledger(kind, run, misses),
-            ClientStep::Buffer { run, misses } => self.ask_buffer(kind, run, misses),
-            ClientStep::InTransit(run) => {
-                let arrived = self.state.ledger.event(run).is_some();
-                if !arrived && self.state.redis.entry(run).is_some() {
-                    return None;
-                }
-                self.ask_ledger(kind, run, 0);
+            ClientStep::Buffer(run) => self.ask_buffer(kind, run)?,
+            ClientStep::Ledger(run) => {
+                self.ask_ledger(kind, run);
+                ClientStep::Idle
             }
-        }
+            ClientStep::Move(leased) => {
+                self.accept_buffered(leased);
+                if later {
+                    ClientStep::CancelAfterwards(leased)
+                } else {
+                    self.reach(Milestone::CancelledInBuffer);
+                    self.ask_ledger(kind, leased.run);
+                    ClientStep::Ack(leased)
+                }
+            }
+            ClientStep::CancelAfterwards(leased) => {
+                self.cancel_in_ledger(leased.run);
+                ClientStep::Ack(leased)
+            }
+            ClientStep::Ack(leased) => match self.ack(leased, LeaseHolder::Canceller) {
+                AckResult::Gone | AckResult::Lost => ClientStep::Idle,
+                AckResult::Changed(leased) => ClientStep::Move(leased),
+            },
+        };
+        *self.client(kind) = next;
         Some(())
     }
 
-    fn ask_ledger(&mut self, kind: ChangeKind, run: u8, misses: u8) {
-        let next = match (kind, self.state.ledger.event(run)) {
-            (_, None) => ClientStep::Buffer { run, misses },
+    fn ask_ledger(&mut self, kind: ChangeKind, run: u8) {
+        match (kind, self.state.ledger.event(run)) {
+            (_, None) => {
+                if !self.state.witness.lost.has(run) {
+                    self.state.break_rule(TriggerRule::ChangeFinds);
+                }
+            }
             (ChangeKind::Cancel, Some(_)) => {
                 // A run that was executed cannot be cancelled; the client gets that answer.
                 if self.cancel_in_ledger(run) == Some(true) {
                     self.acknowledge(kind, run);
                 }
-                ClientStep::Idle
             }
             (ChangeKind::Increment, Some(mut event)) => {
                 event.increments += 1;
                 self.state.ledger.events[usize::from(run)] = Some(event);
                 self.acknowledge(kind, run);
-                ClientStep::Idle
             }
-        };
-        *self.client(kind) = next;
+        }
     }
 
-    fn ask_buffer(&mut self, kind: ChangeKind, run: u8, misses: u8) {
-        let after_lease = self.broken_by(TriggerMutant::CancelAfterExpiredLease);
-        let next = match self.state.redis.entry_mut(run) {
-            // A drainer whose lease expired may still write the run to the ledger as it was when it was leased.
-            Some(entry)
-                if kind == ChangeKind::Cancel
-                    && (entry.lease.is_some() || (entry.ever_leased && !after_lease)) =>
-            {
-                self.reach(Milestone::CancelWaited);
-                ClientStep::InTransit(run)
-            }
-            // It is already cancelled.
-            Some(entry) if kind == ChangeKind::Cancel && entry.cancel != 0 => {
+    fn ask_buffer(&mut self, kind: ChangeKind, run: u8) -> Option<ClientStep> {
+        if self.state.redis.entry(run).is_none() {
+            return Some(ClientStep::Ledger(run));
+        }
+        if kind == ChangeKind::Cancel {
+            let leased = self.lease(run, LeaseHolder::Canceller)?;
+            if self.broken_by(TriggerMutant::CancelAfterAccept) {
                 self.acknowledge(kind, run);
-                ClientStep::Idle
             }
-            Some(entry) => {
-                entry.version += 1;
-                if kind == ChangeKind::Cancel {
-                    entry.cancel = entry.version;
-                }
-                self.acknowledge(kind, run);
-                ClientStep::Idle
-            }
-            // The run may have moved to the ledger between the two looks.
-            None if misses == 0 => ClientStep::Ledger { run, misses: 1 },
-            None => {
-                if !self.state.witness.lost.has(run) {
-                    self.state.break_rule(TriggerRule::ChangeFinds);
-                }
-                ClientStep::Idle
-            }
-        };
-        *self.client(kind) = next;
+            return Some(ClientStep::Move(leased));
+        }
+        self.state.redis.entry_mut(run).as_mut()?.version += 1;
+        self.acknowledge(kind, run);
+        Some(ClientStep::Idle)
     }
 
     fn acknowledge(&mut self, kind: ChangeKind, run: u8) {
@@ -122,7 +125,7 @@ impl ModelStep<'_> {
                     }
                     *self.state.redis.claim_mut(generation) = ClaimState::Free;
                 } else if !self.broken_by(TriggerMutant::ResetLeavesGenerationOpen) {
-                    self.state.redis.closed[usize::from(generation)] = true;
+                    self.outdate(generation);
                 }
                 Resetter::Idle
             }

@@ -1,8 +1,8 @@
 //! The one way out of the buffer: lease, one transaction, acknowledge.
 
+use super::ModelStep;
 use super::redis::AckResult;
 use super::state::{DrainerStep, LeaseHolder, ModelDelivery};
-use super::{ModelStep, TriggerMutant};
 
 impl ModelStep<'_> {
     /// Sends the next command of a drainer; `run` is the run to lease, if it leases one.
@@ -30,15 +30,6 @@ impl ModelStep<'_> {
             }
             DrainerStep::AcceptBuffered(leased) => {
                 self.accept_buffered(leased);
-                let cancels = leased.cancel != 0 && leased.cancel <= leased.version;
-                if cancels && self.broken_by(TriggerMutant::CancelAfterAccept) {
-                    DrainerStep::CancelAfterwards(leased)
-                } else {
-                    DrainerStep::Ack(leased)
-                }
-            }
-            DrainerStep::CancelAfterwards(leased) => {
-                self.cancel_in_ledger(leased.run);
                 DrainerStep::Ack(leased)
             }
             DrainerStep::Ack(leased) => match self.ack(leased, holder) {

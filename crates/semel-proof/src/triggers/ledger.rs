@@ -117,7 +117,7 @@ impl ModelStep<'_> {
     }
 
     pub(super) fn accept_buffered(&mut self, leased: LeasedRunState) {
-        let LeasedRunState { run, generation, version, cancel } = leased;
+        let LeasedRunState { run, generation, .. } = leased;
         if self.state.ledger.event(run).is_some() && !self.broken_by(TriggerMutant::AcceptIgnoresId) {
             self.reach(Milestone::AcceptedTwice);
             self.apply_changes(leased);
@@ -143,9 +143,6 @@ impl ModelStep<'_> {
         let delivery = if lost_key { ModelDelivery::Dead } else { ModelDelivery::Queued };
         self.state.ledger.events[usize::from(run)] =
             Some(LedgerRun { generation, delivery, lost_key, drained: true, number: 0, increments: 0 });
-        if cancel != 0 && cancel <= version {
-            self.reach(Milestone::CancelledInBuffer);
-        }
         self.apply_changes(leased);
     }
 
@@ -163,15 +160,10 @@ impl ModelStep<'_> {
 
     /// Applies the changes that the ledger does not have yet.
     fn apply_changes(&mut self, leased: LeasedRunState) {
-        let cancel_later = self.broken_by(TriggerMutant::CancelAfterAccept);
         let unnumbered = self.broken_by(TriggerMutant::ChangesNotNumbered);
         let set_back = self.broken_by(TriggerMutant::NumberSetBack);
         let Some(event) = &mut self.state.ledger.events[usize::from(leased.run)] else { return };
         event.increments += leased.increments(event.number);
-        let cancels = leased.cancel > event.number && leased.cancel <= leased.version;
-        if cancels && !cancel_later && matches!(event.delivery, ModelDelivery::Queued | ModelDelivery::Dead) {
-            event.delivery = ModelDelivery::Cancelled;
-        }
         if !unnumbered {
             event.number = if set_back { leased.version } else { event.number.max(leased.version) };
         }
@@ -189,9 +181,8 @@ impl ModelStep<'_> {
 }
 
 impl LeasedRunState {
-    /// How many of the changes after this number are increments.
+    /// How many changes come after this number.
     pub(super) fn increments(self, after: u8) -> u8 {
-        let cancels = u8::from(self.cancel > after && self.cancel <= self.version);
-        self.version.saturating_sub(after).saturating_sub(cancels)
+        self.version.saturating_sub(after)
     }
 }

@@ -1,7 +1,8 @@
 //! The commands on claims, buffer and list of tenants: each is one step.
 
 use super::state::{
-    BufferedEntry, CallerState, ClaimAnswer, ClaimState, DrainerStep, LeaseHolder, LeasedRunState, TenantPart,
+    BufferedEntry, CallerStage, CallerState, ClaimAnswer, ClaimState, DrainerStep, LeaseHolder,
+    LeasedRunState, TenantPart,
 };
 use super::{Milestone, ModelStep, TriggerMutant};
 
@@ -12,8 +13,10 @@ pub(super) enum PutResult {
     Duplicate(u8),
     /// The key has a run whose lifetime is over.
     Expired,
-    /// Start again: the put has an old fence or an old claim, or the generation is closed.
-    Refused,
+    /// The ledger must be read again.
+    Late,
+    /// Another caller is about to write a run of the key to the ledger.
+    Reserved,
     /// The tenant is not listed: announce it, and show this token.
     NotListed(u8),
 }
@@ -30,7 +33,6 @@ pub(super) enum AckResult {
 impl ModelStep<'_> {
     pub(super) fn claim(&mut self, caller: u8, generation: u8) -> ClaimAnswer {
         let payload = self.payload(caller);
-        let fence = self.state.fresh_fence();
         let other = |run| self.payload(run) != payload;
         let (answer, next) = match self.state.redis.claims[usize::from(generation)] {
             ClaimState::Free => (ClaimAnswer::Won, true),
@@ -47,7 +49,7 @@ impl ModelStep<'_> {
         }
         *self.state.redis.claim_mut(generation) =
             ClaimState::Held { owner: caller, payload, first: next, lapsed: false };
-        self.state.callers[usize::from(caller)].fence = fence;
+        self.state.callers[usize::from(caller)].claimed = true;
         answer
     }
 
@@ -84,21 +86,37 @@ impl ModelStep<'_> {
         }
     }
 
-    /// More time passes than a claim can last: fences, closed generations and unresolved claims end, and the buffer and the
-    /// ledger refuse the runs of owners that are still paused.
+    /// More time passes than a claim can last: unresolved claims and notes end, and the buffer refuses the puts of callers
+    /// that are still paused. Reservations last.
     pub(super) fn end_claim_records(&mut self, generation: u8) {
         let at = usize::from(generation);
-        // A claim outlives the run that was put under it: its owner may have died before it resolved the claim.
-        let buffered = self.state.redis.indexed(generation).is_some_and(|run| !self.state.expired.has(run));
-        let outlives = buffered && !self.broken_by(TriggerMutant::ClaimEndsBeforeRun);
-        if !outlives && !matches!(self.state.redis.claims[at], ClaimState::Done { .. }) {
+        if !matches!(self.state.redis.claims[at], ClaimState::Done { .. }) {
             self.state.redis.claims[at] = ClaimState::Free;
         }
-        self.state.redis.fences[at] = 0;
-        self.state.redis.closed[at] = false;
-        for caller in &mut self.state.callers {
-            caller.late |= caller.fence != 0 && caller.generation == generation;
+        if self.broken_by(TriggerMutant::ReservationEndsWithClaim) {
+            self.state.redis.reserved[at] = false;
         }
+        for caller in &mut self.state.callers {
+            if caller.is_about_to_put(generation) {
+                (caller.outdated, caller.late) = (false, true);
+            }
+        }
+    }
+
+    /// Notes that the ledger has changed: puts of callers that read it before are refused.
+    pub(super) fn outdate(&mut self, generation: u8) {
+        for caller in &mut self.state.callers {
+            caller.outdated |= caller.is_about_to_put(generation);
+        }
+    }
+
+    /// The run of a generation, or the reservation of the generation.
+    pub(super) fn reserve(&mut self, generation: u8) -> Option<u8> {
+        let found = self.state.redis.indexed(generation);
+        if found.is_none() && !self.broken_by(TriggerMutant::NoReservation) {
+            self.state.redis.reserved[usize::from(generation)] = true;
+        }
+        found
     }
 
     pub(super) fn put(&mut self, run: u8) -> PutResult {
@@ -116,9 +134,7 @@ impl ModelStep<'_> {
             generation: caller.generation,
             indexed: self.model.is_keyed(run),
             lease: None,
-            ever_leased: false,
             version: 0,
-            cancel: 0,
         });
         self.record_placed(run, caller.era);
         PutResult::Taken
@@ -128,22 +144,6 @@ impl ModelStep<'_> {
     fn key_taken(&mut self, caller: CallerState) -> Option<PutResult> {
         let generation = caller.generation;
         let at = usize::from(generation);
-        if caller.late {
-            self.reach(Milestone::PutTooLate);
-            if !self.broken_by(TriggerMutant::PutAfterClaimEnded) {
-                return Some(PutResult::Refused);
-            }
-        }
-        if self.state.redis.closed[at] {
-            self.reach(Milestone::ClosedOff);
-            return Some(PutResult::Refused);
-        }
-        if self.state.redis.fences[at] > caller.fence {
-            self.reach(Milestone::FencedOff);
-            if !self.broken_by(TriggerMutant::PutIgnoresFence) {
-                return Some(PutResult::Refused);
-            }
-        }
         if let Some(other) = self.state.redis.indexed(generation) {
             if !self.state.expired.has(other) {
                 self.reach(Milestone::Duplicate);
@@ -154,6 +154,22 @@ impl ModelStep<'_> {
             }
             if let Some(entry) = self.state.redis.entry_mut(other) {
                 entry.indexed = false;
+            }
+        }
+        if self.state.redis.reserved[at] {
+            self.reach(Milestone::Reserved);
+            return Some(PutResult::Reserved);
+        }
+        if caller.outdated {
+            self.reach(Milestone::Outdated);
+            if !self.broken_by(TriggerMutant::PutIgnoresNotes) {
+                return Some(PutResult::Late);
+            }
+        }
+        if caller.late {
+            self.reach(Milestone::PutTooLate);
+            if !self.broken_by(TriggerMutant::LatePutAccepted) {
+                return Some(PutResult::Late);
             }
         }
         None
@@ -229,7 +245,6 @@ impl ModelStep<'_> {
             return None;
         }
         entry.lease = Some(holder);
-        entry.ever_leased = true;
         Some(entry.leased(run))
     }
 
@@ -244,17 +259,22 @@ impl ModelStep<'_> {
             return AckResult::Changed(entry.leased(leased.run));
         }
         *self.state.redis.entry_mut(leased.run) = None;
-        // The claim of an expired run has ended, so another caller may have won a new one and found the ledger empty
-        // before this run came there. The put of that caller must not find the generation free.
-        if self.state.expired.has(leased.run) && !self.broken_by(TriggerMutant::AckLeavesGenerationOpen) {
-            self.state.redis.closed[usize::from(entry.generation)] = true;
+        if !self.broken_by(TriggerMutant::AckLeavesNoNote) {
+            self.outdate(entry.generation);
         }
         AckResult::Gone
     }
 }
 
+impl CallerState {
+    /// Whether it has read the ledger, found no run of this generation, and puts its run next.
+    pub(super) fn is_about_to_put(&self, generation: u8) -> bool {
+        self.generation == generation && matches!(self.stage, CallerStage::Put | CallerStage::Announce)
+    }
+}
+
 impl BufferedEntry {
     pub(super) fn leased(self, run: u8) -> LeasedRunState {
-        LeasedRunState { run, generation: self.generation, version: self.version, cancel: self.cancel }
+        LeasedRunState { run, generation: self.generation, version: self.version }
     }
 }

@@ -89,10 +89,8 @@ pub enum ModelDelivery {
 pub struct RedisState {
     /// The claim of each generation.
     pub claims: [ClaimState; GENERATIONS],
-    /// The fence beside the buffer for each generation; puts with an older fence are refused. 0: none.
-    pub fences: [u8; GENERATIONS],
-    /// Closed generations: puts under them are refused.
-    pub closed: [bool; GENERATIONS],
+    /// Reserved generations: puts under them are refused.
+    pub reserved: [bool; GENERATIONS],
     /// Buffered runs.
     pub entries: [Option<BufferedEntry>; RUNS],
     /// Number of the last announcement while the tenant is in the list that drainers read.
@@ -139,12 +137,8 @@ pub struct BufferedEntry {
     pub indexed: bool,
     /// Holder of the current lease.
     pub lease: Option<LeaseHolder>,
-    /// Whether it was ever leased.
-    pub ever_leased: bool,
     /// Number of changes appended so far; each change has its number.
     pub version: u8,
-    /// Number of the cancellation; 0: none.
-    pub cancel: u8,
 }
 
 /// Holder of a lease on a buffered run.
@@ -154,6 +148,8 @@ pub enum LeaseHolder {
     Drainer(u8),
     /// A waiting caller that promotes the run.
     Caller(u8),
+    /// The client that cancels the run.
+    Canceller,
 }
 
 /// Whether the tenant is listed, as the tenant's own part of the buffer knows it.
@@ -173,11 +169,13 @@ pub struct CallerState {
     pub stage: CallerStage,
     /// The generation it uses.
     pub generation: u8,
-    /// Fence of its claim; 0: none.
-    pub fence: u8,
+    /// Whether it has won the claim.
+    pub claimed: bool,
     /// Token for its put while the tenant is not listed; 0: none.
     pub token: u8,
-    /// Whether its claim is older than a claim can be: buffer and ledger refuse its run.
+    /// Whether the buffer has a note of its key that is newer than its last look into the ledger.
+    pub outdated: bool,
+    /// Whether that look is older than notes last.
     pub late: bool,
     /// Whether a Redis command failed, so that it uses the ledger alone.
     pub alone: bool,
@@ -208,8 +206,6 @@ pub enum CallerStage {
     Put,
     /// Announce the tenant, then put again.
     Announce,
-    /// Write the fence beside the buffer after a takeover.
-    Fence,
     /// Look up the key in the buffer.
     Look(LookReason),
     /// Look up a run in the ledger that a claim was resolved to.
@@ -251,8 +247,8 @@ pub enum ClaimAnswer {
     Won,
     /// Won by a takeover.
     TookOver,
-    /// Won by a takeover, and the fence is written.
-    Fenced,
+    /// It was not asked, or is won: the gate sends the run into the buffer.
+    InBurst,
     /// Held by another caller.
     Busy,
     /// Resolved to a run.
@@ -266,7 +262,7 @@ pub enum ClaimAnswer {
 /// Reason for a look into the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LookReason {
-    /// A write to the ledger follows.
+    /// A write to the ledger follows: the key is reserved.
     BeforeAccept,
     /// Another caller holds the claim.
     Busy,
@@ -285,8 +281,6 @@ pub struct LeasedRunState {
     pub generation: u8,
     /// It has the changes from 1 to this number.
     pub version: u8,
-    /// Number of the cancellation among them; 0: none.
-    pub cancel: u8,
 }
 
 /// The next command of a drainer.
@@ -302,8 +296,6 @@ pub enum DrainerStep {
     Leave(u8),
     /// Write the leased run to the ledger.
     AcceptBuffered(LeasedRunState),
-    /// Mutant: cancel the run in the ledger.
-    CancelAfterwards(LeasedRunState),
     /// Take the run out of the buffer.
     Ack(LeasedRunState),
 }
@@ -313,22 +305,16 @@ pub enum DrainerStep {
 pub enum ClientStep {
     /// Not begun, or done.
     Idle,
-    /// The ledger does not have the run: ask the buffer.
-    Buffer {
-        /// The run.
-        run: u8,
-        /// How often it was in neither place.
-        misses: u8,
-    },
-    /// Ask the ledger again.
-    Ledger {
-        /// The run.
-        run: u8,
-        /// How often it was in neither place.
-        misses: u8,
-    },
-    /// The run is in transit: wait until it is in the ledger.
-    InTransit(u8),
+    /// Look into the buffer; wait while the run is leased, if it is to be cancelled.
+    Buffer(u8),
+    /// The buffer does not have the run: look into the ledger.
+    Ledger(u8),
+    /// Write the leased run to the ledger, and cancel it there in the same transaction.
+    Move(LeasedRunState),
+    /// Mutant: cancel the run in the ledger.
+    CancelAfterwards(LeasedRunState),
+    /// Take the run out of the buffer.
+    Ack(LeasedRunState),
 }
 
 /// The next command of a reset.
@@ -390,8 +376,9 @@ impl CallerState {
     /// A caller that remembers nothing.
     fn at(stage: CallerStage) -> Self {
         let (expired, acknowledged) = (RunSet::default(), None);
-        let (generation, fence, token, era, began) = (0, 0, 0, 0, 0);
-        Self { stage, generation, fence, token, late: false, alone: false, era, began, expired, acknowledged }
+        let (generation, token, era, began) = (0, 0, 0, 0);
+        let (claimed, outdated, late, alone) = (false, false, false, false);
+        Self { stage, generation, claimed, token, outdated, late, alone, era, began, expired, acknowledged }
     }
 }
 
@@ -424,13 +411,7 @@ impl TriggerState {
         self.witness.broken & (1 << rule as u16) == 0
     }
 
-    /// A fence greater than all in use: fences come from a clock.
-    pub(super) fn fresh_fence(&self) -> u8 {
-        let callers = self.callers.iter().map(|caller| caller.fence);
-        callers.chain(self.redis.fences).max().unwrap_or(0) + 1
-    }
-
-    /// The same for announcements and tokens of the tenant list.
+    /// A number greater than all in use, for announcements and tokens of the tenant list: they come from a clock.
     pub(super) fn fresh_number(&self) -> u8 {
         let callers = self.callers.iter().map(|caller| caller.token);
         let drainers = self.drainers.iter().map(|drainer| match drainer {
@@ -456,17 +437,9 @@ impl TriggerState {
             }
         }
         let mut used = 0_u64;
-        self.each_fence(|fence| used |= 1 << *fence);
-        self.each_fence(|fence| *fence = rank(used, *fence));
-        let mut used = 0_u64;
         self.each_number(|number| used |= 1 << *number);
         self.each_number(|number| *number = rank(used, *number));
         self
-    }
-
-    fn each_fence(&mut self, mut visit: impl FnMut(&mut u8)) {
-        self.callers.iter_mut().for_each(|caller| visit(&mut caller.fence));
-        self.redis.fences.iter_mut().for_each(visit);
     }
 
     fn each_number(&mut self, mut visit: impl FnMut(&mut u8)) {
@@ -495,8 +468,7 @@ impl RedisState {
     pub(super) fn empty() -> Self {
         Self {
             claims: [ClaimState::Free; GENERATIONS],
-            fences: [0; GENERATIONS],
-            closed: [false; GENERATIONS],
+            reserved: [false; GENERATIONS],
             entries: [None; RUNS],
             list: None,
             part: TenantPart::Closed(0),

@@ -15,7 +15,7 @@ use semel::record::State as RecordState;
 use semel::store::{Scan, Snapshot};
 use semel::time::{Clock as _, SystemClock, Timestamp};
 use semel_pipeline::delivery::{DeliveryHistory, delivery_of_request};
-use semel_pipeline::event::Event;
+use semel_pipeline::event::{Event, Generation};
 use semel_pipeline::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
 use semel_pipeline::ledger::Page;
 use semel_pipeline::letter::LetterStory;
@@ -285,7 +285,21 @@ impl StoryBuilder<'_> {
                 }
                 Ok(None)
             }
-            Ok(None) => Ok(None),
+            // In a burst the entry of the key in the buffer is the claim.
+            Ok(None) => {
+                let generation = pipeline.ledger.find(key).await?.generation;
+                match tokio::time::timeout(SEARCH, holder_of(burst, (key, generation))).await {
+                    Ok(Ok(Some(run))) => self.event_or_run(pipeline, run).await.map(|()| None),
+                    Ok(Ok(None)) => Ok(None),
+                    Ok(Err(error)) => Ok(Some(error.into())),
+                    Err(_) => {
+                        let cut_short =
+                            "the buffers of some tenants were not searched for its run: ask again";
+                        self.cut_short.get_or_insert_with(|| cut_short.to_owned());
+                        Ok(None)
+                    }
+                }
+            }
             Err(error) => Ok(Some(error.into())),
         }
     }
@@ -499,6 +513,16 @@ fn run_of(snapshot: &Snapshot) -> Option<EventId> {
     let OutcomeBody::Kept(bytes) = outcome.body() else { return None };
     let resolved: Value = serde_json::from_slice(bytes).ok()?;
     resolved["id"].as_str()?.parse().ok()
+}
+
+/// The buffered run that has a key.
+async fn holder_of(burst: &Burst, key: (KeyId, Generation)) -> Result<Option<EventId>, semel::store::Error> {
+    for tenant in burst.buffer.tenants().await? {
+        if let Some(holder) = burst.buffer.find(&tenant, key).await? {
+            return Ok(Some(holder.run));
+        }
+    }
+    Ok(None)
 }
 
 /// The buffered runs that were triggered by a request with this id.

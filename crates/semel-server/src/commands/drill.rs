@@ -3,7 +3,7 @@
 
 mod burst;
 mod crowd;
-mod ground;
+mod environment;
 mod letters;
 mod moments;
 mod outages;
@@ -19,7 +19,7 @@ use clap::Args;
 use semel::store::BoxFuture;
 use serde_json::json;
 
-use self::ground::{DrillEnvironment, DrillNeeds, Skipped};
+use self::environment::{DrillEnvironment, DrillNeeds, Skipped};
 use crate::misused::Misused;
 use crate::telemetry::logs;
 
@@ -51,79 +51,79 @@ const DRILLS: [Drill; 13] = [
         name: "target-down",
         about: "a target is unavailable: retries, then dead letters; other targets are not delayed",
         needs: DrillNeeds::Nothing,
-        run: |ground| Box::pin(letters::target_down(ground)),
+        run: |environment| Box::pin(letters::target_down(environment)),
     },
     Drill {
         name: "broken-credentials",
         about: "a target refuses our credentials: not retried, dead-lettered, and replayed once they are right",
         needs: DrillNeeds::Nothing,
-        run: |ground| Box::pin(letters::broken_credentials(ground)),
+        run: |environment| Box::pin(letters::broken_credentials(environment)),
     },
     Drill {
         name: "replay-dead-letter",
         about: "a dead letter is planned, replayed with its original key, and skipped the second time",
         needs: DrillNeeds::Nothing,
-        run: |ground| Box::pin(letters::replay_dead_letter(ground)),
+        run: |environment| Box::pin(letters::replay_dead_letter(environment)),
     },
     Drill {
         name: "duplicate-messages",
         about: "a stream contains every message twice, and one that cannot be decoded: one effect each, nothing lost",
         needs: DrillNeeds::Redis,
-        run: |ground| Box::pin(burst::duplicate_messages(ground)),
+        run: |environment| Box::pin(burst::duplicate_messages(environment)),
     },
     Drill {
         name: "cold-gate-burst",
         about: "concurrent triggers of one key on a cold gate, through several processes: one run",
         needs: DrillNeeds::Several,
-        run: |ground| Box::pin(burst::cold_gate_burst(ground)),
+        run: |environment| Box::pin(burst::cold_gate_burst(environment)),
     },
     Drill {
         name: "mutations-while-buffered",
         about: "fifty callers change a buffered run concurrently: every change arrives, no byte is re-encoded",
         needs: DrillNeeds::Redis,
-        run: |ground| Box::pin(burst::mutations_while_buffered(ground)),
+        run: |environment| Box::pin(burst::mutations_while_buffered(environment)),
     },
     Drill {
         name: "reset-while-buffered",
         about: "a key is reset while its run is buffered: the next trigger is another run, and both arrive",
         needs: DrillNeeds::Redis,
-        run: |ground| Box::pin(burst::reset_while_buffered(ground)),
+        run: |environment| Box::pin(burst::reset_while_buffered(environment)),
     },
     Drill {
         name: "drainer-killed",
         about: "a draining process is killed: every buffered run arrives exactly once",
         needs: DrillNeeds::Redis,
-        run: |ground| Box::pin(burst::drainer_killed(ground)),
+        run: |environment| Box::pin(burst::drainer_killed(environment)),
     },
     Drill {
         name: "winner-crashes",
         about: "the process that won a key is killed before it stored the run: the waiting callers get one run",
         needs: DrillNeeds::OwnRedis,
-        run: |ground| Box::pin(moments::winner_crashes(ground)),
+        run: |environment| Box::pin(moments::winner_crashes(environment)),
     },
     Drill {
         name: "publish-lost",
         about: "a run is stored, but its id is never published: triggers with the key find the run",
         needs: DrillNeeds::OwnRedis,
-        run: |ground| Box::pin(moments::publish_lost(ground)),
+        run: |environment| Box::pin(moments::publish_lost(environment)),
     },
     Drill {
         name: "reset-while-draining",
         about: "a key is reset while a drainer holds its run: the next trigger is another run, and both arrive",
         needs: DrillNeeds::OwnRedis,
-        run: |ground| Box::pin(moments::reset_while_draining(ground)),
+        run: |environment| Box::pin(moments::reset_while_draining(environment)),
     },
     Drill {
         name: "redis-down",
         about: "Redis fails at the claim, at the wait and at the buffer, and recovers: the ledger decides alone",
         needs: DrillNeeds::OwnRedis,
-        run: |ground| Box::pin(outages::redis_down(ground)),
+        run: |environment| Box::pin(outages::redis_down(environment)),
     },
     Drill {
         name: "database-down",
         about: "PostgreSQL crashes while the buffer is drained: no attempt is lost, and every run arrives once",
         needs: DrillNeeds::OwnBoth,
-        run: |ground| Box::pin(outages::database_down(ground)),
+        run: |environment| Box::pin(outages::database_down(environment)),
     },
 ];
 
@@ -183,9 +183,9 @@ async fn one(drill: &Drill, args: &DrillArgs) -> anyhow::Result<DrillVerdict> {
         print_line(&format!("{}: {}", drill.name, drill.about))?;
     }
     let (ran, checks, notes) = match DrillEnvironment::new(args, drill.needs) {
-        Ok(mut ground) => {
-            let ran = (drill.run)(&mut ground).await;
-            let (checks, notes) = ground.end().await;
+        Ok(mut environment) => {
+            let ran = (drill.run)(&mut environment).await;
+            let (checks, notes) = environment.end().await;
             (ran, checks, notes)
         }
         Err(error) => (Err(error), Vec::new(), Vec::new()),

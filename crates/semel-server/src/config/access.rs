@@ -72,10 +72,7 @@ pub(super) fn tokens(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec
     let problems = root.problems();
     let mut tokens: Vec<AdminToken> = Vec::new();
     for mut table in root.tables("token") {
-        let name = table.located("name", text);
-        if name.is_none() {
-            table.need("name", text);
-        }
+        let name = table.need_located("name", text);
         let role = table.need("role", choice(&Role::NAMES));
         let tenant = table.located("tenant", text);
         if !table.has("value") {

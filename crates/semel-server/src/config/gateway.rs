@@ -49,7 +49,7 @@ pub(crate) struct GatewayConfig {
     pub(crate) upgrades: Vec<String>,
     /// Headers that the upstream trusts.
     pub(crate) trusted_headers: Vec<HeaderName>,
-    pub(crate) patience: ClientTimeouts,
+    pub(crate) timeouts: ClientTimeouts,
 }
 
 pub(super) const STORE_DOWN: [(&str, StoreDown); 2] =
@@ -98,7 +98,7 @@ impl GatewayConfig {
         let tls = Certificate::read(&mut table);
         let proxy = proxy(&mut table, &profile);
         let (limits, capacity) = limits(&mut table);
-        let (patience, proxy) = timeouts(&mut table, proxy);
+        let (timeouts, proxy) = read_timeouts(&mut table, proxy);
         let span = table.span();
         table.done();
 
@@ -141,7 +141,7 @@ impl GatewayConfig {
             hosts,
             upgrades,
             trusted_headers,
-            patience,
+            timeouts,
         })
     }
 
@@ -346,17 +346,15 @@ fn proxy(table: &mut Table<'_>, profile: &Profile) -> ProxyOptions {
 fn limits(table: &mut Table<'_>) -> (EdgeLimits, CapacityLimits) {
     let (mut limits, mut capacity) = (EdgeLimits::default(), CapacityLimits::default());
     let Some(mut table) = table.table("limits") else { return (limits, capacity) };
-    let as_u32 = |number| u32::try_from(number).unwrap_or(u32::MAX);
-    let as_usize = |number| usize::try_from(number).unwrap_or(usize::MAX);
-    limits.connections = table.get("connections", count(1, 1_000_000)).map_or(limits.connections, as_u32);
-    limits.streams = table.get("streams", count(1, 10_000)).map_or(limits.streams, as_u32);
-    limits.headers = table.get("headers", count(1, 10_000)).map_or(limits.headers, as_usize);
-    limits.head_bytes = table.get("head", size).map_or(limits.head_bytes, as_usize);
-    limits.target_bytes = table.get("target", size).map_or(limits.target_bytes, as_usize);
+    limits.connections = table.get("connections", count(1, 1_000_000)).unwrap_or(limits.connections);
+    limits.streams = table.get("streams", count(1, 10_000)).unwrap_or(limits.streams);
+    limits.headers = table.get("headers", count(1, 10_000)).unwrap_or(limits.headers);
+    limits.head_bytes = table.get("head", size).unwrap_or(limits.head_bytes);
+    limits.target_bytes = table.get("target", size).unwrap_or(limits.target_bytes);
     limits.body_bytes = table.get("body", size).unwrap_or(limits.body_bytes);
-    capacity.calls = table.get("calls", count(1, 1_000_000)).map_or(capacity.calls, as_usize);
+    capacity.calls = table.get("calls", count(1, 1_000_000)).unwrap_or(capacity.calls);
     capacity.calls_per_upstream =
-        table.get("calls_per_upstream", count(1, 1_000_000)).map_or(capacity.calls_per_upstream, as_usize);
+        table.get("calls_per_upstream", count(1, 1_000_000)).unwrap_or(capacity.calls_per_upstream);
     capacity.buffered_bytes = table.get("buffered", buffered).unwrap_or(capacity.buffered_bytes);
     table.done();
     (limits, capacity)
@@ -398,22 +396,22 @@ fn buffered(value: &toml::de::DeValue<'_>) -> Result<u64, String> {
     }
 }
 
-fn timeouts(table: &mut Table<'_>, mut proxy: ProxyOptions) -> (ClientTimeouts, ProxyOptions) {
-    let mut patience = ClientTimeouts::default();
-    let Some(mut table) = table.table("timeouts") else { return (patience, proxy) };
+fn read_timeouts(table: &mut Table<'_>, mut proxy: ProxyOptions) -> (ClientTimeouts, ProxyOptions) {
+    let mut timeouts = ClientTimeouts::default();
+    let Some(mut table) = table.table("timeouts") else { return (timeouts, proxy) };
     let mut set = |key, place: &mut Duration| {
         if let Some(length) = table.get(key, duration) {
             *place = length;
         }
     };
-    set("head", &mut patience.head);
-    set("body", &mut patience.body);
-    set("idle", &mut patience.idle);
-    set("write", &mut patience.write);
+    set("head", &mut timeouts.head);
+    set("body", &mut timeouts.body);
+    set("idle", &mut timeouts.idle);
+    set("write", &mut timeouts.write);
     set("tunnel", &mut proxy.tunnel);
     set("connect", &mut proxy.connect);
     set("read", &mut proxy.read);
     proxy.total = table.get("total", duration);
     table.done();
-    (patience, proxy)
+    (timeouts, proxy)
 }

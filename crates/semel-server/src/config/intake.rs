@@ -120,11 +120,7 @@ const LONGEST_CLAIM: Duration = Duration::from_secs(60);
 
 /// A Redis URL, as a string or as a secret.
 fn redis_url(table: &mut Table<'_>, key: &'static str, environment: &Environment<'_>) -> Option<String> {
-    let is_secret = table.located(key, |value| Ok(value.is_table())).is_some_and(|found| found.value);
-    let (url, span) = match is_secret {
-        true => secrets::read(table, key, environment)?,
-        false => table.located(key, text).map(|url| (url.value, url.span))?,
-    };
+    let (url, span) = secrets::read_url(table, key, environment)?;
     match url.split_once("://") {
         Some((
             "redis" | "rediss" | "redis-cluster" | "rediss-cluster" | "redis-sentinel" | "rediss-sentinel",
@@ -160,10 +156,7 @@ fn sources(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec<SourceCon
         if url.is_none() && !table.has("url") {
             table.need("url", text);
         }
-        let stream = table.located("stream", text);
-        if stream.is_none() && !table.has("stream") {
-            table.need("stream", text);
-        }
+        let stream = table.need_located("stream", text);
         let group = table.get("group", text).unwrap_or_else(|| "semel".to_owned());
         let at_once = table.get("at_once", count(1, 10_000)).unwrap_or(500);
         let min_idle = table.get("min_idle", duration).unwrap_or(Duration::from_secs(30));
@@ -176,7 +169,6 @@ fn sources(root: &mut Table<'_>, environment: &Environment<'_>) -> Vec<SourceCon
         {
             problems.at(&stream.span, "stream: this stream and group are configured twice");
         }
-        let at_once = usize::try_from(at_once).unwrap_or(usize::MAX);
         sources.push(SourceConfig { url, stream: stream.value, group, at_once, min_idle, ca });
     }
     sources
@@ -208,12 +200,9 @@ impl GateConfig {
                 value => *setting = value,
             }
         }
-        let replicas = table.get("require_replicas", count(0, 100));
-        gate.require_replicas = replicas.map_or(0, |count| usize::try_from(count).unwrap_or(0));
-        let drainers = table.get("drainers", count(0, 64));
-        gate.drainers = drainers.map_or(gate.drainers, |count| usize::try_from(count).unwrap_or(0));
-        let batch = table.get("batch", count(1, 10_000));
-        gate.batch = batch.map_or(gate.batch, |count| u32::try_from(count).unwrap_or(u32::MAX));
+        gate.require_replicas = table.get("require_replicas", count(0, 100)).unwrap_or_default();
+        gate.drainers = table.get("drainers", count(0, 64)).unwrap_or(gate.drainers);
+        gate.batch = table.get("batch", count(1, 10_000)).unwrap_or(gate.batch);
         gate.rest = table.get("rest", duration).unwrap_or(gate.rest);
         if let Some(mut global) = table.table("global") {
             gate.global = Some(limit(&mut global, Limit { threshold: 1000, ..Limit::default() }));
@@ -231,9 +220,8 @@ impl GateConfig {
 }
 
 fn limit(table: &mut Table<'_>, usual: Limit) -> Limit {
-    let threshold = table.get("threshold", count(0, u64::from(u32::MAX)));
     Limit {
-        threshold: threshold.map_or(usual.threshold, |count| u32::try_from(count).unwrap_or(u32::MAX)),
+        threshold: table.get("threshold", count(0, u64::from(u32::MAX))).unwrap_or(usual.threshold),
         window: table.get("window", duration).unwrap_or(usual.window),
         hold: table.get("hold", duration).unwrap_or(usual.hold),
     }

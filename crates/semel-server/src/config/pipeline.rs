@@ -70,7 +70,7 @@ impl PipelineConfig {
         let problems = root.problems();
         let is_asked_for = root.has("ledger");
         let mut table = root.table("ledger").unwrap_or_else(|| Table::empty("[ledger]", problems));
-        let url = url(&mut table, environment);
+        let url = secrets::read_url(&mut table, "url", environment);
         let schema = table.located("schema", text);
         let retention = table.get("retention", duration).unwrap_or(Duration::from_secs(7 * 24 * 60 * 60));
         let lease = table.located("lease", duration);
@@ -103,7 +103,7 @@ impl PipelineConfig {
         if let Some(payload) = payload.as_ref().filter(|payload| !(1..=1 << 30).contains(&payload.value)) {
             problems.at(&payload.span, "payload: expected a size from \"1B\" to \"1GiB\"");
         }
-        let targets = targets::read(root, u32::try_from(crashes).unwrap_or(u32::MAX), environment);
+        let targets = targets::read(root, crashes, environment);
         if ledger.is_none() && !targets.is_empty() {
             problems.whole(
                 "[[target]] needs a ledger, which a memory or Redis store cannot contain: set `url` in [ledger] to \
@@ -116,11 +116,10 @@ impl PipelineConfig {
             is_asked_for,
             retention,
             lease: lease.map_or(Duration::from_secs(30), |lease| lease.value),
-            in_all: u32::try_from(in_all).unwrap_or(u32::MAX),
-            max_payload: usize::try_from(payload.map_or(1 << 20, |payload| payload.value))
-                .unwrap_or(usize::MAX),
+            in_all,
+            max_payload: payload.map_or(1 << 20, |payload| payload.value),
             run_wait: run_wait.map_or(Duration::from_secs(300), |wait| wait.value),
-            run_waiters: usize::try_from(run_waiters).unwrap_or(usize::MAX),
+            run_waiters,
             targets,
         }
     }
@@ -130,15 +129,6 @@ impl PipelineConfig {
         let limits = (self.in_all, self.max_payload, self.run_wait, self.run_waiters);
         format!("{:?}", (&self.ledger, self.retention, self.lease, limits))
     }
-}
-
-/// A URL, as a string, or as a secret if it contains a password.
-fn url(table: &mut Table<'_>, environment: &Environment<'_>) -> Option<(String, Range<usize>)> {
-    let is_secret = table.located("url", |value| Ok(value.is_table())).is_some_and(|found| found.value);
-    if is_secret {
-        return secrets::read(table, "url", environment);
-    }
-    table.located("url", text).map(|url| (url.value, url.span))
 }
 
 fn place(

@@ -113,10 +113,19 @@ impl<'a> Table<'a> {
         key: &'static str,
         read: impl FnOnce(&DeValue<'_>) -> Result<T, String>,
     ) -> Option<T> {
+        self.need_located(key, read).map(|located| located.value)
+    }
+
+    /// Reads a required value with its position.
+    pub(super) fn need_located<T>(
+        &mut self,
+        key: &'static str,
+        read: impl FnOnce(&DeValue<'_>) -> Result<T, String>,
+    ) -> Option<Located<T>> {
         if !self.has(key) {
             self.problems.at(&self.span, format!("{} needs `{key}`", self.name));
         }
-        self.get(key, read)
+        self.located(key, read)
     }
 
     /// A nested table: `[key]`, or `key = { … }`.

@@ -99,12 +99,12 @@ const REDIS: [&str; 8] = [
 struct Extras {
     prefix: Option<Located<String>>,
     ca: Option<Located<Vec<u8>>>,
-    require_replicas: Option<Located<u64>>,
+    require_replicas: Option<Located<usize>>,
     on_store_loss: Option<Located<Loss>>,
     schema: Option<Located<String>>,
     pooling: Option<Located<Pooling>>,
     async_commit: Option<Located<AsyncCommit>>,
-    connections: Option<Located<u64>>,
+    connections: Option<Located<u32>>,
     on_corruption: Option<Located<OnCorruption>>,
 }
 
@@ -149,9 +149,9 @@ impl Records {
         let hot_cache = table.get("hot_cache", size).unwrap_or(16 << 20);
         let max_outcome = table.get("max_outcome", size).unwrap_or(1 << 20);
         let waiters = Waiters {
-            per_key: as_usize(table.get("waiters_per_key", count(1, 1_000_000)).unwrap_or(10_000)),
-            per_scope: as_usize(table.get("waiters_per_scope", count(1, 1_000_000)).unwrap_or(20_000)),
-            in_all: as_usize(table.get("waiters", count(1, 10_000_000)).unwrap_or(50_000)),
+            per_key: table.get("waiters_per_key", count(1, 1_000_000)).unwrap_or(10_000),
+            per_scope: table.get("waiters_per_scope", count(1, 1_000_000)).unwrap_or(20_000),
+            in_all: table.get("waiters", count(1, 10_000_000)).unwrap_or(50_000),
         };
         let max_bytes = table.get("max_bytes", size);
         let new_keys = new_keys(&mut table);
@@ -160,7 +160,6 @@ impl Records {
         let place = place(&url, coordinate, extras, gateway, problems);
         let max_bytes = max_bytes.unwrap_or_else(|| usual_max_bytes(&place));
         let limits = StoreLimits { max_bytes: (max_bytes > 0).then_some(max_bytes), new_keys };
-        let max_outcome = as_usize(max_outcome);
         (Self { place, timeout, hot_cache, waiters, max_outcome, limits }, sealing)
     }
 }
@@ -199,12 +198,8 @@ fn url(
     (flag, given): (&'static str, Option<&str>),
     environment: &Environment<'_>,
 ) -> Option<Url> {
-    let is_secret = table.located(key, |value| Ok(value.is_table())).is_some_and(|found| found.value);
-    let written = if is_secret {
-        secrets::read(table, key, environment).map(|(text, span)| Url { text, from: From::File(span) })
-    } else {
-        table.located(key, text).map(|url| Url { text: url.value, from: From::File(url.span) })
-    };
+    let written = secrets::read_url(table, key, environment);
+    let written = written.map(|(text, span)| Url { text, from: From::File(span) });
     given.map(|given| Url { text: given.to_owned(), from: From::Flag(flag) }).or(written)
 }
 
@@ -221,6 +216,11 @@ fn url_of_redis(
     None
 }
 
+/// A setting that was given, and its position.
+fn position<T>(key: &'static str, found: &Option<Located<T>>) -> Option<(&'static str, Range<usize>)> {
+    found.as_ref().map(|found| (key, found.span.clone()))
+}
+
 /// The store of the URL. A setting that this store does not have is a mistake.
 fn place(
     url: &Url,
@@ -229,68 +229,57 @@ fn place(
     gateway: Option<&GatewayConfig>,
     problems: &Problems<'_>,
 ) -> StoreUrl {
-    let refuse = |span: Option<Range<usize>>, key: &str, only: &str| {
-        if let Some(span) = span {
-            problems.at(&span, format!("{key}: is a setting of {only}; this store is {}", url.scheme()));
-        }
-    };
-    let Extras {
-        prefix,
-        ca,
-        require_replicas,
-        on_store_loss,
-        schema,
-        pooling,
-        async_commit,
-        connections,
-        on_corruption,
-    } = extras;
     let scheme = url.scheme();
     let is_postgres = matches!(scheme, "postgres" | "postgresql");
     let is_redis = REDIS.contains(&scheme);
+    let misplaced = |setting: Option<(&'static str, Range<usize>)>, only: &str| {
+        if let Some((key, span)) = setting {
+            problems.at(&span, format!("{key}: is a setting of {only}; this store is {scheme}"));
+        }
+    };
     if !is_redis {
-        refuse(require_replicas.as_ref().map(|found| found.span.clone()), "require_replicas", "Redis stores");
-        refuse(on_store_loss.as_ref().map(|found| found.span.clone()), "on_store_loss", "Redis stores");
+        misplaced(position("require_replicas", &extras.require_replicas), "Redis stores");
+        misplaced(position("on_store_loss", &extras.on_store_loss), "Redis stores");
         if coordinate.is_none() {
-            refuse(prefix.as_ref().map(|found| found.span.clone()), "prefix", "Redis stores");
-            refuse(ca.as_ref().map(|found| found.span.clone()), "ca", "Redis stores");
+            misplaced(position("prefix", &extras.prefix), "Redis stores");
+            misplaced(position("ca", &extras.ca), "Redis stores");
         }
     }
     if !is_postgres {
-        refuse(schema.as_ref().map(|found| found.span.clone()), "schema", "PostgreSQL stores");
-        refuse(pooling.as_ref().map(|found| found.span.clone()), "pooling", "PostgreSQL stores");
-        refuse(async_commit.as_ref().map(|found| found.span.clone()), "async_commit", "PostgreSQL stores");
-        refuse(connections.as_ref().map(|found| found.span.clone()), "connections", "PostgreSQL stores");
+        misplaced(position("schema", &extras.schema), "PostgreSQL stores");
+        misplaced(position("pooling", &extras.pooling), "PostgreSQL stores");
+        misplaced(position("async_commit", &extras.async_commit), "PostgreSQL stores");
+        misplaced(position("connections", &extras.connections), "PostgreSQL stores");
         if let Some(coordinate) = &coordinate {
             let why = "goes with a postgres:// store only: Redis then stands in front of PostgreSQL";
             coordinate.refuse(problems, "coordinate", why);
         }
     }
     if scheme != "embedded" {
-        refuse(on_corruption.as_ref().map(|found| found.span.clone()), "on_corruption", "embedded stores");
+        misplaced(position("on_corruption", &extras.on_corruption), "embedded stores");
     }
-    let prefix = prefix.map_or_else(|| "semel".to_owned(), |found| found.value);
-    let ca = ca.map(|found| found.value);
+    let prefix = extras.prefix.map_or_else(|| "semel".to_owned(), |found| found.value);
+    let ca = extras.ca.map(|found| found.value);
     match scheme {
         "memory" if url.text == "memory:" => StoreUrl::Memory,
         "embedded" if url.text.len() > "embedded:".len() => StoreUrl::Embedded {
             folder: url.text["embedded:".len()..].into(),
-            on_corruption: on_corruption.map(|found| found.value).unwrap_or_default(),
+            on_corruption: extras.on_corruption.map(|found| found.value).unwrap_or_default(),
         },
         _ if is_redis => StoreUrl::Redis {
             url: url.text.clone(),
             prefix,
             ca,
-            require_replicas: as_usize(require_replicas.map_or(0, |found| found.value)),
-            on_store_loss: on_store_loss.map_or_else(|| usual_loss(gateway), |found| found.value),
+            require_replicas: extras.require_replicas.map_or(0, |found| found.value),
+            on_store_loss: extras.on_store_loss.map_or_else(|| usual_loss(gateway), |found| found.value),
             retention: gateway.map_or(Terms::default().retention, GatewayConfig::longest_retention),
         },
         _ if is_postgres => StoreUrl::Postgres {
             url: url.text.clone(),
-            schema: schema.map_or_else(|| "semel".to_owned(), |found| found.value),
-            pooling: pooling.map(|found| found.value).unwrap_or_default(),
-            async_commit: async_commit.map(|found| found.value).unwrap_or_default(),
-            connections: u32::try_from(connections.map_or(4, |found| found.value)).unwrap_or(u32::MAX),
+            schema: extras.schema.map_or_else(|| "semel".to_owned(), |found| found.value),
+            pooling: extras.pooling.map(|found| found.value).unwrap_or_default(),
+            async_commit: extras.async_commit.map(|found| found.value).unwrap_or_default(),
+            connections: extras.connections.map_or(4, |found| found.value),
             coordinate: coordinate.map(|url| Coordinate { url: url.text, prefix, ca }),
         },
         _ => {
@@ -303,10 +292,9 @@ fn place(
 /// The rate limit on new keys of all callers. A client can invent principals, so limits per principal are not enough.
 fn new_keys(table: &mut Table<'_>) -> Option<NewKeyRate> {
     let most = u64::from(u32::MAX);
-    let per_second = table.get("new_keys_per_second", count(0, most)).unwrap_or(10_000);
-    let burst = table.get("new_keys_burst", count(1, most)).unwrap_or_else(|| (2 * per_second).min(most));
-    let as_u32 = |number| u32::try_from(number).unwrap_or(u32::MAX);
-    (per_second > 0).then(|| NewKeyRate { per_second: as_u32(per_second), burst: as_u32(burst) })
+    let per_second: u32 = table.get("new_keys_per_second", count(0, most)).unwrap_or(10_000);
+    let burst = table.get("new_keys_burst", count(1, most)).unwrap_or(per_second.saturating_mul(2));
+    (per_second > 0).then_some(NewKeyRate { per_second, burst })
 }
 
 /// Default of the maximum size of a store. A database server has limits of its own.
@@ -324,8 +312,4 @@ fn usual_loss(gateway: Option<&GatewayConfig>) -> Loss {
         Some(StoreLoss::Refuse) => Loss::Refuse,
         Some(StoreLoss::Alarm) | None => Loss::Alarm,
     }
-}
-
-fn as_usize(number: u64) -> usize {
-    usize::try_from(number).unwrap_or(usize::MAX)
 }

@@ -140,13 +140,12 @@ fn route(
     route = set(route, table.get("on_5xx", choice(&ON_5XX)), PolicyBuilder::on_5xx);
     route = set(route, table.get("on_doubt", choice(&ON_DOUBT)), PolicyBuilder::on_doubt);
     route = set(route, table.get("store_down", choice(&STORE_DOWN)), PolicyBuilder::store_down);
-    route = set(route, table.get("request_limit", bytes), PolicyBuilder::request_limit);
-    route = set(route, table.get("response_limit", bytes), PolicyBuilder::response_limit);
-    route = set(route, table.get("refusal_limit", bytes), PolicyBuilder::refusal_limit);
+    route = set(route, table.get("request_limit", size), PolicyBuilder::request_limit);
+    route = set(route, table.get("response_limit", size), PolicyBuilder::response_limit);
+    route = set(route, table.get("refusal_limit", size), PolicyBuilder::refusal_limit);
     route = set(route, table.get("verify", call), PolicyBuilder::verify);
     route = set(route, table.get("expired", count(400, 499)), |route, code| {
-        let status = u16::try_from(code).ok().and_then(|code| StatusCode::from_u16(code).ok());
-        set(route, status, PolicyBuilder::expired)
+        set(route, StatusCode::from_u16(code).ok(), PolicyBuilder::expired)
     });
     route = probe(table, route, mode.unwrap_or_default());
     route = fingerprint(table, route, &usual.headers);
@@ -180,10 +179,6 @@ fn upstream(value: &DeValue<'_>) -> Result<(String, Upstream), String> {
 /// The scope of a route. JWT settings are those of the gateway.
 fn scope(value: &DeValue<'_>) -> Result<Scope, String> {
     Scope::parse_parts(&one_or_several(value)?, None::<VerifierBuilder>).map_err(|error| error.to_string())
-}
-
-fn bytes(value: &DeValue<'_>) -> Result<usize, String> {
-    size(value).map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
 fn call(value: &DeValue<'_>) -> Result<CallTemplate, String> {
@@ -228,8 +223,7 @@ fn key(
     };
     let (min, max) = (key.get("min_length", count(1, 1_024)), key.get("max_length", count(1, 1_024)));
     if let (Some(min), Some(max)) = (min.or(max.map(|_| 1)), max.or(min.map(|_| 255))) {
-        let as_usize = |number| usize::try_from(number).unwrap_or(usize::MAX);
-        route = route.key_length(as_usize(min), as_usize(max));
+        route = route.key_length(min, max);
     }
     // For mode keyed: the header of the derived key, and the provider that it is derived for.
     let derived = key.get("derived_header", |value| {
@@ -321,8 +315,7 @@ fn limits(table: &mut Table<'_>) -> Option<InsertLimits> {
         let (per_second, burst) =
             (rate.need("per_second", count(1, most)), rate.need("burst", count(1, most)));
         rate.done();
-        let as_u32 = |number| u32::try_from(number).unwrap_or(u32::MAX);
-        Some(Rate { per_second: as_u32(per_second?), burst: as_u32(burst?) })
+        Some(Rate { per_second: per_second?, burst: burst? })
     };
     let (writes, reads) = (rate("writes"), rate("reads"));
     limits.done();

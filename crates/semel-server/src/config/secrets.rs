@@ -42,6 +42,19 @@ fn bytes_of(digits: &str) -> Option<[u8; 32]> {
     bytes.try_into().ok()
 }
 
+/// A URL: a string, or a secret if it contains a password.
+pub(super) fn read_url(
+    table: &mut Table<'_>,
+    key: &'static str,
+    from: &Environment<'_>,
+) -> Option<(String, Range<usize>)> {
+    let is_secret = table.located(key, |value| Ok(value.is_table())).is_some_and(|found| found.value);
+    if is_secret {
+        return read(table, key, from);
+    }
+    table.located(key, text).map(|url| (url.value, url.span))
+}
+
 /// A secret: `{ env = "NAME" }` or `{ file = "PATH" }`, without the line break at its end.
 pub(super) fn read(
     table: &mut Table<'_>,

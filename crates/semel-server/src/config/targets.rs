@@ -18,7 +18,7 @@ use super::values::{choice, count, duration, switch, text, texts};
 
 const ON_EXHAUSTED: [(&str, Exhausted); 2] = [("dlq", Exhausted::Dlq), ("blocked", Exhausted::Blocked)];
 /// Default number of attempts. Callers do not wait for a delivery, so it may be retried more often and later.
-const ATTEMPTS: u64 = 3;
+const ATTEMPTS: u32 = 3;
 
 /// A validated target of the file.
 #[derive(Clone, Debug)]
@@ -61,14 +61,8 @@ pub(super) fn read(
     let problems = root.problems();
     let mut targets: Vec<TargetConfig> = Vec::new();
     for mut table in root.tables("target") {
-        let name = table.located("name", name);
-        if name.is_none() && !table.has("name") {
-            table.need("name", text);
-        }
-        let url = table.located("url", text);
-        if url.is_none() && !table.has("url") {
-            table.need("url", text);
-        }
+        let name = table.need_located("name", name);
+        let url = table.need_located("url", text);
         let events =
             table.get("events", |value| EventTypes::new(&texts(value)?).map_err(|error| error.to_string()));
         let policy = policy(&mut table, max_crashes);
@@ -134,8 +128,7 @@ fn name(value: &toml::de::DeValue<'_>) -> Result<String, String> {
 fn policy(table: &mut Table<'_>, max_crashes: u32) -> Policy {
     let mut policy = Policy { max_crashes, ..Policy::default() };
     policy.on_exhausted = table.get("on_exhausted", choice(&ON_EXHAUSTED)).unwrap_or(policy.on_exhausted);
-    let concurrency = table.get("concurrency", count(1, 10_000)).unwrap_or(policy.concurrency.into());
-    policy.concurrency = u32::try_from(concurrency).unwrap_or(u32::MAX);
+    policy.concurrency = table.get("concurrency", count(1, 10_000)).unwrap_or(policy.concurrency);
     let problems = table.problems();
     let mut retry = table.table("retry").unwrap_or_else(|| Table::empty("[target.retry]", problems));
     let attempts = retry.get("max_attempts", count(1, 1_000)).unwrap_or(ATTEMPTS);
@@ -158,11 +151,7 @@ fn policy(table: &mut Table<'_>, max_crashes: u32) -> Policy {
         problems.at(&span.unwrap_or_else(|| table.span()), why);
     }
     policy.timeout = value(timeout, policy.timeout);
-    policy.retry = Retry::default()
-        .attempts(u32::try_from(attempts).unwrap_or(u32::MAX))
-        .base(base)
-        .cap(cap)
-        .timeout(policy.timeout);
+    policy.retry = Retry::default().attempts(attempts).base(base).cap(cap).timeout(policy.timeout);
     policy.limits = Some(breaker(table));
     policy
 }
@@ -172,8 +161,6 @@ fn breaker(table: &mut Table<'_>) -> Limits {
     let usual = Limits::default();
     let problems = table.problems();
     let Some(mut breaker) = table.table("breaker") else { return usual };
-    let number =
-        |found: Option<u64>, usual: u32| found.map_or(usual, |n| u32::try_from(n).unwrap_or(u32::MAX));
     let percent = breaker.get("failure_percent", count(1, 100));
     let calls = breaker.get("failure_calls", count(1, 1_000_000));
     let probes = breaker.get("probes", count(1, 1_000));
@@ -197,11 +184,11 @@ fn breaker(table: &mut Table<'_>) -> Limits {
     }
     Limits {
         window: window.map_or(usual.window, |window| window.value),
-        failure_percent: number(percent, usual.failure_percent),
-        failure_calls: number(calls, usual.failure_calls),
+        failure_percent: percent.unwrap_or(usual.failure_percent),
+        failure_calls: calls.unwrap_or(usual.failure_calls),
         rest: rested,
         longest_rest: longest,
-        probes: number(probes, usual.probes),
+        probes: probes.unwrap_or(usual.probes),
         ..usual
     }
 }

@@ -44,7 +44,7 @@ pub(super) fn switch(value: &DeValue<'_>) -> Result<bool, String> {
 }
 
 /// An integer between two bounds.
-pub(super) fn count(least: u64, most: u64) -> impl Fn(&DeValue<'_>) -> Result<u64, String> {
+pub(super) fn count<T: TryFrom<u64>>(least: u64, most: u64) -> impl Fn(&DeValue<'_>) -> Result<T, String> {
     move |value| {
         let expected = || format!("expected a whole number from {least} to {most}");
         let DeValue::Integer(integer) = value else {
@@ -53,6 +53,7 @@ pub(super) fn count(least: u64, most: u64) -> impl Fn(&DeValue<'_>) -> Result<u6
         u64::from_str_radix(integer.as_str(), integer.radix())
             .ok()
             .filter(|number| (least..=most).contains(number))
+            .and_then(|number| T::try_from(number).ok())
             .ok_or_else(|| format!("{}, found {integer}", expected()))
     }
 }
@@ -117,16 +118,17 @@ pub(crate) fn show_duration(duration: Duration) -> String {
 }
 
 /// A size: `"1MiB"`, or bytes as a number.
-pub(super) fn size(value: &DeValue<'_>) -> Result<u64, String> {
+pub(super) fn size<T: TryFrom<u64>>(value: &DeValue<'_>) -> Result<T, String> {
     let expected = "expected a size such as \"64KiB\", \"1MiB\", or a number of bytes";
     let wrong = |found: &dyn std::fmt::Display| format!("{expected}, found {found}");
-    match value {
+    let bytes = match value {
         DeValue::Integer(integer) => {
-            u64::from_str_radix(integer.as_str(), integer.radix()).map_err(|_| wrong(&integer))
+            u64::from_str_radix(integer.as_str(), integer.radix()).map_err(|_| wrong(&integer))?
         }
-        DeValue::String(text) => parse_size(text).ok_or_else(|| wrong(&format_args!("{text:?}"))),
-        other => Err(wrong(&other.type_str())),
-    }
+        DeValue::String(text) => parse_size(text).ok_or_else(|| wrong(&format_args!("{text:?}")))?,
+        other => return Err(wrong(&other.type_str())),
+    };
+    T::try_from(bytes).map_err(|_| wrong(&bytes))
 }
 
 fn parse_size(text: &str) -> Option<u64> {

@@ -55,12 +55,6 @@ impl Requests {
     }
 }
 
-impl std::fmt::Debug for Requests {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Requests").field("kept", &self.kept.lock().keys.len()).finish()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -127,7 +127,7 @@ impl Runs {
         let text = format!(
             "[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"embedded:{}\"\n\
              [[target]]\nname = \"crm\"\nurl = \"{}\"\n\
-             [gate]\nmode = \"on\"\nthreshold = 0\nbuffer = \"{}\"\ndrainers = {drainers}\n",
+             [gate]\nmode = \"on\"\nthreshold = 0\nhold = \"1h\"\nbuffer = \"{}\"\ndrainers = {drainers}\n",
             self.folder.path().join("data").display(),
             self.sink.url(),
             self.redis.url(),
@@ -163,6 +163,17 @@ fn a_buffered_run_and_the_claim_of_its_trigger_are_found() {
     let told = story(&admin, &claim).expect(200);
     assert_eq!(found(&told), pairs(&[("trigger claim", "done"), ("run", "buffered")]), "{told:#}");
     assert_eq!(id_of(&told, "run"), keyed, "the claim names its run");
+    // In a burst the run has no claim besides its entry in the buffer.
+    let burst = trigger("req-burst", json!({ "target": "crm", "payload": 1, "idempotency_key": "burst" }));
+    let key = admin.get(&format!("/v1/runs/{burst}")).expect(200)["key_id"].as_str().unwrap().to_owned();
+    for id in [burst.as_str(), "req-burst", &key] {
+        let told = story(&admin, id).expect(200);
+        assert_eq!(
+            (found(&told), id_of(&told, "run")),
+            (pairs(&[("run", "buffered")]), burst.clone()),
+            "{id}"
+        );
+    }
     for id in [plain.as_str(), "req-plain"] {
         let told = story(&admin, id).expect(200);
         assert_eq!((found(&told), id_of(&told, "run")), (pairs(&[("run", "buffered")]), plain.clone()));

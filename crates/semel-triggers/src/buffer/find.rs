@@ -29,7 +29,11 @@ impl Buffer {
         if self.client.query(&get, Effect::Reads).await? == Value::Nil {
             return Ok(None);
         }
-        let answer = self.call(&self.scripts.find, tenant, &[key.as_bytes()], Effect::Writes).await?;
+        Self::read_holder(self.call(&self.scripts.find, tenant, &[key.as_bytes()], Effect::Writes).await?)
+    }
+
+    /// The run that has a key, from a script's answer.
+    pub(super) fn read_holder(answer: Value) -> Result<Option<BufferedHolder>, Error> {
         let Value::Array(parts) = answer else { return Err(answer::unexpected_answer()) };
         let [id, print, expired] = answer::read_bytes::<3>(parts)?;
         let text = |blob: &Bytes| {

@@ -133,12 +133,9 @@ impl Buffer {
         }
         let texts: Vec<[String; 2]> =
             runs.iter().map(|(run, version)| [run.to_string(), version.to_string()]).collect();
-        let keep = millis(self.longest_claim * 2).to_string();
-        let mut arguments = vec![token.as_bytes(), keep.as_bytes()];
+        let mut arguments = vec![token.as_bytes()];
         arguments.extend(texts.iter().flatten().map(String::as_bytes));
-        let (own, taken) = (self.tenant_keys(tenant), self.tenant_key(tenant, "taken"));
-        let keys: Vec<&[u8]> = own.iter().chain([&taken]).map(|key| key.as_bytes()).collect();
-        let answer = self.client.call(&self.scripts.ack, &keys, &arguments, Effect::Writes).await?;
+        let answer = self.call(&self.scripts.ack, tenant, &arguments, Effect::Writes).await?;
         let Value::Array(answers) = answer else { return Err(answer::unexpected_answer()) };
         if answers.len() != runs.len() {
             return Err(answer::unexpected_answer());

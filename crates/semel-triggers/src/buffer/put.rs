@@ -4,14 +4,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use semel::record::Fence;
 use semel::store::redis_driver::{Value, cmd};
 use semel::store::{Effect, Error, ErrorKind};
 use semel_pipeline::event::{Accepted, NewEvent};
 use semel_pipeline::id::EventId;
 use tokio::task::JoinSet;
 
-use super::{Buffer, PutOutcome, answer, format, key_name, millis};
+use super::{Buffer, PutOutcome, ReadTime, answer, format, key_name, millis};
 
 /// The most runs in one script call: this number blocks the server for about 0.6 ms.
 pub(super) const BATCH: usize = 64;
@@ -19,18 +18,21 @@ pub(super) const BATCH: usize = 64;
 /// How often a tenant is announced for one put. Once is enough, unless a drainer empties its queue at the same time.
 const ANNOUNCEMENTS: usize = 5;
 
+/// For how many tenants a process remembers the time.
+const MAX_READ_TIMES: usize = 1024;
+
 /// A run that waits for a batch.
 #[derive(Debug)]
 pub(super) struct PendingPut {
     tenant: String,
     id: EventId,
-    /// The script's arguments: id, run, key and generation, fingerprint, the key's lifetime, and the fence of its
-    /// claim.
+    /// The script's arguments: id, run, key and generation, fingerprint, the key's lifetime, and when the ledger was
+    /// read.
     arguments: [Vec<u8>; 6],
 }
 
 impl PendingPut {
-    pub(super) fn of(run: &NewEvent, fence: Fence) -> Self {
+    pub(super) fn of(run: &NewEvent, read: ReadTime) -> Self {
         let (key, print, lifetime) = match &run.dedupe {
             Some(dedupe) => (
                 key_name(dedupe.id, dedupe.generation.unwrap_or_default()),
@@ -39,26 +41,45 @@ impl PendingPut {
             ),
             None => (String::new(), String::new(), "-1".to_owned()),
         };
-        let (id, fence) = (run.id.to_string(), fence.get().to_string());
+        let (id, read) = (run.id.to_string(), read.0.to_string());
         let arguments =
-            [id.into(), format::encode_run(run), key.into(), print.into(), lifetime.into(), fence.into()];
+            [id.into(), format::encode_run(run), key.into(), print.into(), lifetime.into(), read.into()];
         Self { tenant: run.tenant.clone(), id: run.id, arguments }
     }
 }
 
 impl Buffer {
+    /// A time on the clock of Redis that is in the past, for a [`put`](Self::put) of this tenant. Take it before you
+    /// read the ledger.
+    pub fn read_time(&self, tenant: &str) -> ReadTime {
+        self.read_times.lock().get(tenant).copied().unwrap_or_default()
+    }
+
+    fn note_read_time(&self, tenant: &str, now: ReadTime) {
+        let mut times = self.read_times.lock();
+        if let Some(known) = times.get_mut(tenant) {
+            *known = now;
+            return;
+        }
+        // A tenant without a time needs one more call.
+        if times.len() >= MAX_READ_TIMES {
+            times.clear();
+        }
+        times.insert(tenant.to_owned(), now);
+    }
+
     /// Buffers a run, in a batch with concurrent runs of this process. Refused if its key is already taken, with or
-    /// without the same payload, or if the claim on its key with this fence was taken over.
+    /// without the same payload, or if what the ledger knew of the key at the time `read` may have changed since.
     ///
     /// # Errors
     /// Redis does not answer, or is full.
-    pub async fn put(self: &Arc<Self>, run: &NewEvent, fence: Fence) -> Result<PutOutcome, Error> {
+    pub async fn put(self: &Arc<Self>, run: &NewEvent, read: ReadTime) -> Result<PutOutcome, Error> {
         let buffer = Arc::clone(self);
         let carry = move |runs| {
             let buffer = Arc::clone(&buffer);
             async move { put_batch(&buffer, runs).await }
         };
-        self.puts.ask(PendingPut::of(run, fence), carry).await.unwrap_or_else(|| {
+        self.puts.ask(PendingPut::of(run, read), carry).await.unwrap_or_else(|| {
             Err(Error::new(ErrorKind::Ambiguous, "the buffer's runtime ended before it answered"))
         })
     }
@@ -151,16 +172,11 @@ async fn put_for_tenant(
     runs: &[(usize, PendingPut)],
 ) -> Result<Vec<PutOutcome>, Error> {
     let capacity = buffer.capacity.to_string();
-    let taken = buffer.tenant_key(tenant, "taken");
-    let own = buffer.tenant_keys(tenant);
-    let keys: Vec<&[u8]> = own.iter().chain([&taken]).map(|key| key.as_bytes()).collect();
-    let longest = buffer.longest_claim.as_micros().to_string();
     let (mut token, mut answer) = (Vec::new(), Value::Nil);
     for _ in 0..ANNOUNCEMENTS {
-        let mut arguments: Vec<&[u8]> = vec![capacity.as_bytes(), &token, longest.as_bytes()];
+        let mut arguments: Vec<&[u8]> = vec![capacity.as_bytes(), &token];
         arguments.extend(runs.iter().flat_map(|(_, run)| run.arguments.iter().map(Vec::as_slice)));
-        let put = buffer.client.call(&buffer.scripts.put, &keys, &arguments, Effect::WritesDurably);
-        answer = put.await?;
+        answer = buffer.call(&buffer.scripts.put, tenant, &arguments, Effect::WritesDurably).await?;
         let Value::BulkString(refusal) = answer else { break };
         buffer.announce(tenant).await?;
         (token, answer) = (refusal, Value::Nil);
@@ -170,9 +186,10 @@ async fn put_for_tenant(
         return Err(Error::new(ErrorKind::Unavailable, why));
     }
     let Value::Array(words) = answer else { return Err(answer::unexpected_answer()) };
-    if words.len() != runs.len() {
+    let Some((now, words)) = words.split_first().filter(|(_, words)| words.len() == runs.len()) else {
         return Err(answer::unexpected_answer());
-    }
+    };
+    buffer.note_read_time(tenant, ReadTime(answer::read_int(now)));
     let read = |(word, (_, run)): (&Value, &(usize, PendingPut))| {
         if *word == Value::Int(1) {
             return Ok(PutOutcome::Accepted(Accepted::First(run.id)));
@@ -183,7 +200,8 @@ async fn put_for_tenant(
             ("conflict", _) => Ok(PutOutcome::Accepted(Accepted::Conflict)),
             ("full", _) => Ok(PutOutcome::Full),
             ("expired", _) => Ok(PutOutcome::Expired),
-            ("taken over", _) => Ok(PutOutcome::TakenOver),
+            ("late", _) => Ok(PutOutcome::Late),
+            ("reserved", _) => Ok(PutOutcome::Reserved),
             _ => Err(answer::unexpected_answer()),
         }
     };

@@ -8,9 +8,11 @@ use semel::store::RedisScript;
 /// The beginning of all scripts.
 const COMMON: &str = "
 local QUEUE, LEASED, RUNS, ABOUT, CHANGES, KEYS_ = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local LISTED = KEYS[7]
+local LISTED, REFUSED = KEYS[7], KEYS[8]
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now, micros = time[1] * 1000 + math.floor(time[2] / 1000), time[1] * 1000000 + time[2]
+-- How long after its ledger was read a run can be put, in microseconds.
+local AGE = 10000000
 local function read(id)
   local text = redis.call('HGET', ABOUT, id)
   if not text then return nil end
@@ -31,6 +33,20 @@ local function drop(id, r)
   redis.call('HDEL', RUNS, id)
   redis.call('HDEL', ABOUT, id)
   redis.call('HDEL', CHANGES, id)
+end
+-- Refuses puts of these keys whose ledger was read before a time. The list has that time before each key.
+local function refuse(list, keep, option)
+  if #list == 0 then return end
+  redis.call('ZADD', REFUSED, option, unpack(list))
+  redis.call('ZREMRANGEBYSCORE', REFUSED, '-inf', string.format('%.0f', micros - AGE))
+  if redis.call('PTTL', REFUSED) < keep then redis.call('PEXPIRE', REFUSED, string.format('%.0f', keep)) end
+end
+local function refuse_until_now(keys, option)
+  local list = {}
+  for i, key in ipairs(keys) do
+    list[2 * i - 1], list[2 * i] = string.format('%.0f', micros), key
+  end
+  refuse(list, AGE / 1000, option)
 end
 -- Leases a run, and answers all that a drainer needs of it.
 local function lease_run(id, r, token, lease)
@@ -53,7 +69,7 @@ end
 ";
 
 /// Puts many runs with few commands: each command costs the server as much as a run's share of the work. Answers 1
-/// for a new run, and otherwise a word and the run that has the key.
+/// the time, and for each run 1 if it is new, and otherwise a word and the run that has the key.
 ///
 /// If no drainer would find the runs, nothing is written and a token is returned: the caller announces the tenant and
 /// repeats the put with the token.
@@ -68,18 +84,17 @@ if not list[1] then
   redis.call('HSET', LISTED, 'open', '1')
   redis.call('HDEL', LISTED, 'token')
 end
-local oldest = time[1] * 1000000 + time[2] - tonumber(ARGV[3])
 local capacity, size = tonumber(ARGV[1]), redis.call('HLEN', ABOUT)
 local ids, keys = {}, {}
-for i = 4, #ARGV, 6 do
+for i = 3, #ARGV, 6 do
   ids[#ids + 1], keys[#keys + 1] = ARGV[i], ARGV[i + 2]
 end
 local known, held = redis.call('HMGET', ABOUT, unpack(ids)), redis.call('HMGET', KEYS_, unpack(keys))
-local taken = redis.call('EXISTS', KEYS[8]) == 1 and redis.call('HMGET', KEYS[8], unpack(keys)) or {}
+local refused = redis.call('ZMSCORE', REFUSED, unpack(keys))
 -- Those of this call: by id, and by key with the fingerprint.
 local new, named = {}, {}
-local runs, abouts, names, queued, answers = {}, {}, {}, {}, {}
-local function put(at, id, run, key, print, life, fence)
+local runs, abouts, names, queued, answers = {}, {}, {}, {}, { string.format('%.0f', micros) }
+local function put(at, id, run, key, print, life, read)
   if new[id] or (known[at] and read(id)) then return { 'cached', id } end
   if key ~= '' then
     local other, its, expired = nil, nil, false
@@ -95,12 +110,11 @@ local function put(at, id, run, key, print, life, fence)
       if its == print then return { 'cached', other } end
       return { 'conflict', '' }
     end
-    -- A fence is the time of its claim: what comes later than the claim can last would meet no trace of its successor.
-    if fence > 0 and fence < oldest then return { 'taken over', '' } end
-    if taken[at] then
-      local by, ends = string.match(taken[at], '^(%d+)|(%d+)$')
-      if tonumber(ends) > now and tonumber(by) > fence then return { 'taken over', '' } end
-    end
+    -- Whatever happened to the key since its ledger was read is in the list, or the read is too old for the list.
+    local till = tonumber(refused[at] or 0)
+    if till > micros then return { 'reserved', '' } end
+    -- A read in the future: the clock was set back, and its notes may be lower than they should be.
+    if read <= till or read < micros - AGE or read > micros then return { 'late', '' } end
   end
   if size >= capacity then return { 'full', '' } end
   size = size + 1
@@ -116,9 +130,9 @@ local function put(at, id, run, key, print, life, fence)
   return 1
 end
 for at = 1, #ids do
-  local i = at * 6 - 2
-  local life, fence = tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
-  answers[at] = put(at, ids[at], ARGV[i + 1], keys[at], ARGV[i + 3], life, fence)
+  local i = at * 6 - 3
+  local life, read = tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
+  answers[at + 1] = put(at, ids[at], ARGV[i + 1], keys[at], ARGV[i + 3], life, read)
 end
 if #runs > 0 then
   redis.call('HSET', RUNS, unpack(runs))
@@ -132,6 +146,20 @@ const FIND: &str = "
 local id, r, expired = holder(ARGV[1])
 if not id then return { '', '', '' } end
 return { id, r.p, expired and '1' or '0' }";
+
+/// As `FIND`. If the key is free, no run can be put under it for a while: the caller writes one to the ledger.
+const RESERVE: &str = "
+local key, keep = ARGV[1], tonumber(ARGV[2])
+local id, r, expired = holder(key)
+if id then return { id, r.p, expired and '1' or '0' } end
+refuse({ string.format('%.0f', micros + keep * 1000), key }, keep, 'GT')
+return { '', '', '' }";
+
+/// The ledger has changed: a put that read it before must read it again. `GT` keeps a reservation; `CH`, which changes
+/// nothing but the answer of Redis, ends it.
+const OUTDATE: &str = "
+refuse_until_now({ ARGV[1] }, ARGV[2])
+return 1";
 
 const GET: &str = "
 local r = read(ARGV[1])
@@ -207,11 +235,10 @@ for i = 3, #ARGV do
 end
 return held";
 
-/// The claim on an expired key may be won again before its run leaves. The generation is therefore closed with the
-/// run, and the winner starts again: it finds the run in the ledger.
+/// A put of the same key may have read the ledger before the run came there: it is refused.
 const ACK: &str = "
-local token, keep, answers = ARGV[1], tonumber(ARGV[2]), {}
-for i = 3, #ARGV, 2 do
+local token, answers, left = ARGV[1], {}, {}
+for i = 2, #ARGV, 2 do
   local id, version = ARGV[i], tonumber(ARGV[i + 1])
   local r, answer = read(id), { 'gone', '' }
   if r and (r.s ~= 'l' or r.t ~= token) then
@@ -219,14 +246,12 @@ for i = 3, #ARGV, 2 do
   elseif r and r.v ~= version then
     answer = { 'changed', redis.call('HGET', CHANGES, id) or '' }
   elseif r then
-    if r.k ~= '' and r.e >= 0 and r.e <= now then
-      redis.call('HSET', KEYS[8], r.k, '18446744073709551615|' .. string.format('%.0f', now + keep))
-      if redis.call('PTTL', KEYS[8]) < keep then redis.call('PEXPIRE', KEYS[8], ARGV[2]) end
-    end
+    if r.k ~= '' then left[#left + 1] = r.k end
     drop(id, r)
   end
   answers[#answers + 1] = answer
 end
+refuse_until_now(left, 'GT')
 return answers";
 
 const GIVE_BACK: &str = "
@@ -244,6 +269,7 @@ const REMOVE: &str = "
 local token, id = ARGV[1], ARGV[2]
 local r = read(id)
 if r and (r.s ~= 'l' or r.t ~= token) then return 0 end
+if r and r.k ~= '' then refuse_until_now({ r.k }, 'GT') end
 drop(id, r)
 return 1";
 
@@ -279,21 +305,6 @@ redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('HDEL', KEYS[2], ARGV[1])
 return 1";
 
-/// Fields do not expire by themselves: every new one checks a few old ones, so that few expired fields remain.
-const TAKE_OVER: &str = "
-local key, fence, keep = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local by, ends = string.match(redis.call('HGET', KEYS[1], key) or '', '^(%d+)|(%d+)$')
-if by and tonumber(ends) > now and tonumber(by) >= tonumber(fence) then return 0 end
-redis.call('HSET', KEYS[1], key, fence .. '|' .. string.format('%.0f', now + keep))
-if redis.call('PTTL', KEYS[1]) < keep then redis.call('PEXPIRE', KEYS[1], string.format('%.0f', keep)) end
-local some = redis.call('HRANDFIELD', KEYS[1], 8, 'WITHVALUES')
-for i = 1, #some, 2 do
-  if tonumber(string.match(some[i + 1], '%d+$')) < now then redis.call('HDEL', KEYS[1], some[i]) end
-end
-return 1";
-
 /// The tenant whose last turn was longest ago gets the next one. Answers its name and the number of its announcement.
 const TURN: &str = "
 local first = redis.call('ZRANGE', KEYS[1], 0, 0)
@@ -305,6 +316,8 @@ return { first[1], redis.call('HGET', KEYS[2], first[1]) or '0' }";
 pub(super) struct BufferScripts {
     pub(super) put: RedisScript,
     pub(super) find: RedisScript,
+    pub(super) reserve: RedisScript,
+    pub(super) outdate: RedisScript,
     pub(super) get: RedisScript,
     pub(super) patch: RedisScript,
     pub(super) lease: RedisScript,
@@ -316,7 +329,6 @@ pub(super) struct BufferScripts {
     pub(super) depth: RedisScript,
     pub(super) announce: RedisScript,
     pub(super) leave: RedisScript,
-    pub(super) take_over: RedisScript,
     pub(super) turn: RedisScript,
 }
 
@@ -326,6 +338,8 @@ impl BufferScripts {
         Self {
             put: script(PUT),
             find: script(FIND),
+            reserve: script(RESERVE),
+            outdate: script(OUTDATE),
             get: script(GET),
             patch: script(PATCH),
             lease: script(LEASE),
@@ -337,7 +351,6 @@ impl BufferScripts {
             depth: script(DEPTH),
             announce: RedisScript::new(ANNOUNCE),
             leave: RedisScript::new(LEAVE),
-            take_over: RedisScript::new(TAKE_OVER),
             turn: RedisScript::new(TURN),
         }
     }

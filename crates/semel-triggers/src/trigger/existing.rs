@@ -12,6 +12,7 @@ use super::place::Placement;
 use super::{
     Burst, CHECKS, GateUse, KeyedTrigger, RETRY_AFTER, RunRequest, TriggerError, Triggered, Triggers,
 };
+use crate::buffer::BufferedHolder;
 use crate::drainer::DrainPace;
 use crate::transfer::{DrainError, Moved, Transfer};
 
@@ -40,6 +41,15 @@ impl KeyedTrigger<'_> {
         }
     }
 
+    /// The result for this trigger if a run in the buffer has its key.
+    pub(super) fn compare_buffered(&self, found: BufferedHolder) -> ExistingRun {
+        match found.fingerprint == *self.dedupe.fingerprint.as_bytes() {
+            _ if found.expired => ExistingRun::Expired,
+            true => ExistingRun::Found { id: found.run, buffered: true },
+            false => ExistingRun::Conflict,
+        }
+    }
+
     /// The run for this generation of its key.
     pub(super) fn run_in(&self, generation: Generation) -> NewEvent {
         let dedupe = Dedupe { generation: Some(generation), ..self.dedupe.clone() };
@@ -62,14 +72,13 @@ impl Triggers {
     /// because a run moves from the buffer to the ledger.
     pub(super) async fn find_existing(
         &self,
-        burst: Option<&Burst>,
+        burst: &Burst,
         call: &KeyedTrigger<'_>,
         key: KeyState,
     ) -> Result<Option<ExistingRun>, ledger::Error> {
         if let Some(holder) = key.holder {
             return Ok(Some(call.compare(holder)));
         }
-        let Some(burst) = burst else { return Ok(None) };
         if let Some(existing) = self.find_in_buffer(burst, call, key.generation).await {
             return Ok(Some(existing));
         }
@@ -84,12 +93,7 @@ impl Triggers {
         generation: Generation,
     ) -> Option<ExistingRun> {
         let found = burst.buffer.find(&call.run.tenant, (call.dedupe.id, generation)).await;
-        let found = self.fail_open(found).flatten()?;
-        Some(match found.fingerprint == *call.dedupe.fingerprint.as_bytes() {
-            _ if found.expired => ExistingRun::Expired,
-            true => ExistingRun::Found { id: found.run, buffered: true },
-            false => ExistingRun::Conflict,
-        })
+        self.fail_open(found).flatten().map(|found| call.compare_buffered(found))
     }
 
     /// Answers with the run that has the key. If the caller waits for it, it is moved into the ledger.

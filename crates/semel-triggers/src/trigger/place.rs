@@ -6,7 +6,7 @@ use std::time::Duration;
 use semel::engine::{Acquired, Completed, RunError, Running};
 use semel::key::KeyId;
 use semel::outcome::Outcome;
-use semel::record::{Fence, Force, Terms};
+use semel::record::{Force, Terms};
 use semel::time::{Clock as _, SystemClock};
 use semel_pipeline::event::{Accepted, Dedupe, Generation, NewEvent, Origin};
 use semel_pipeline::id::{EventId, EventKind};
@@ -15,18 +15,27 @@ use semel_pipeline::ledger::{self, KeyState};
 use super::claim::ResolvedClaim;
 use super::existing::ExistingRun;
 use super::{Burst, GateUse, KeyedTrigger, RETRY_AFTER, RunRequest, TriggerError, Triggered, Triggers};
-use crate::buffer::PutOutcome;
+use crate::buffer::{PutOutcome, ReadTime};
 use crate::gate::GateDecision;
 use crate::transfer::count;
 
 /// How often a trigger restarts because its key was reset, expired or got another owner meanwhile.
 const ROUNDS: usize = 10;
 
-/// The fence of a run without a key, which has no claim.
-const UNCLAIMED: Fence = Fence::new(0);
-
-/// The answer to a trigger. `None`: the generation has ended, or the claim was taken over, and the trigger starts again.
+/// The answer to a trigger. `None`: the generation of the key has ended, and the trigger starts again.
 pub(super) type Placement = Option<Triggered>;
+
+/// The result of a put.
+enum PutResult {
+    /// The run is in the buffer.
+    Placed(Triggered),
+    /// Another run has the key in the buffer.
+    Existing(ExistingRun),
+    /// The ledger must be read again.
+    Late,
+    /// The run must go to the ledger.
+    Refused,
+}
 
 impl Triggers {
     /// The run of a request.
@@ -82,7 +91,7 @@ impl Triggers {
         if let (Some(burst), GateUse::Ask) = (self.burst(), gate_use)
             && let GateDecision::Divert(_) = burst.gate.decide(&run.tenant).await
             && let Some(PutOutcome::Accepted(accepted)) =
-                self.fail_open(burst.buffer.put(&run, UNCLAIMED).await)
+                self.fail_open(burst.buffer.put(&run, ReadTime::default()).await)
         {
             count(&self.counters.buffered, 1);
             return placement_of(accepted, run.id, true)?.ok_or_else(|| self.time_out(RETRY_AFTER));
@@ -90,17 +99,90 @@ impl Triggers {
         self.accept(run).await?.ok_or_else(|| self.time_out(RETRY_AFTER))
     }
 
-    /// Claims the key, and places the run or answers with the one that has the key.
+    /// Places a run with a key, or answers with the run that has the key.
     pub(super) async fn place_keyed(
         &self,
         burst: &Burst,
         call: &KeyedTrigger<'_>,
     ) -> Result<Triggered, TriggerError> {
-        // An unresolved claim must be remembered for longer than its owner, or the run that its owner has buffered,
-        // can exist.
-        let longest = call.request.lifetime.unwrap_or_default() + self.terms.in_flight_max;
-        let retention = self.terms.retention.max(longest);
-        let terms = Arc::new(Terms { retention, ..self.terms });
+        if call.gate_use == GateUse::Ask
+            && let Some(reason) = burst.gate.known_hold(&call.run.tenant)
+            && let Some(triggered) = self.place_in_burst(burst, call).await?
+        {
+            if !triggered.cached {
+                burst.gate.count(reason);
+            }
+            self.count_claim(triggered);
+            return Ok(triggered);
+        }
+        self.claim_and_place(burst, call).await
+    }
+
+    fn count_claim(&self, triggered: Triggered) {
+        let counter = if triggered.cached { &self.counters.resolved } else { &self.counters.won };
+        count(counter, 1);
+    }
+
+    /// Places a run in the buffer, where the entry of the key is its claim: one call takes it and resolves it. `None`
+    /// if the run must go to the ledger.
+    async fn place_in_burst(
+        &self,
+        burst: &Burst,
+        call: &KeyedTrigger<'_>,
+    ) -> Result<Placement, TriggerError> {
+        for _ in 0..ROUNDS {
+            let read = burst.buffer.read_time(&call.run.tenant);
+            let key = self.read_key(call.dedupe).await?;
+            let generation = key.generation;
+            let existing = match key.holder {
+                Some(holder) => call.compare(holder),
+                None => match self.put(burst, call, generation, read).await {
+                    PutResult::Placed(triggered) => return Ok(Some(triggered)),
+                    PutResult::Existing(existing) => existing,
+                    PutResult::Late => continue,
+                    PutResult::Refused => return Ok(None),
+                },
+            };
+            if let Some(triggered) = self.answer_existing(call, existing, generation).await? {
+                return Ok(Some(triggered));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Puts a run into the buffer.
+    async fn put(
+        &self,
+        burst: &Burst,
+        call: &KeyedTrigger<'_>,
+        generation: Generation,
+        read: ReadTime,
+    ) -> PutResult {
+        match self.fail_open(burst.buffer.put(&call.run_in(generation), read).await) {
+            Some(PutOutcome::Accepted(Accepted::First(id))) => {
+                count(&self.counters.buffered, 1);
+                PutResult::Placed(Triggered { id, cached: false, buffered: true })
+            }
+            Some(PutOutcome::Accepted(Accepted::Cached(id))) => {
+                PutResult::Existing(ExistingRun::Found { id, buffered: true })
+            }
+            Some(PutOutcome::Accepted(Accepted::Conflict | Accepted::Stale)) => {
+                PutResult::Existing(ExistingRun::Conflict)
+            }
+            Some(PutOutcome::Expired) => PutResult::Existing(ExistingRun::Expired),
+            Some(PutOutcome::Late) => PutResult::Late,
+            // Without an answer of Redis the run may be in the buffer or not.
+            Some(PutOutcome::Reserved | PutOutcome::Full) | None => PutResult::Refused,
+        }
+    }
+
+    /// Claims the key, and places the run or answers with the one that has the key.
+    async fn claim_and_place(
+        &self,
+        burst: &Burst,
+        call: &KeyedTrigger<'_>,
+    ) -> Result<Triggered, TriggerError> {
+        let terms = Arc::new(Terms { retention: self.unresolved_retention(call), ..self.terms });
         let (mut generation, mut wait) = (Generation::FIRST, Duration::ZERO);
         for _ in 0..ROUNDS {
             let key = call.claim_key(generation);
@@ -130,15 +212,15 @@ impl Triggers {
             }
             match acquired {
                 Acquired::Won(claim) => {
-                    count(&self.counters.won, 1);
                     let Ok(running) = claim.begin().await else { continue };
                     if let Some(triggered) = self.place_and_resolve(burst, call, (id, running), key).await? {
+                        self.count_claim(triggered);
                         return Ok(triggered);
                     }
                 }
                 Acquired::Replay(outcome) => {
                     count(&self.counters.resolved, 1);
-                    match self.find_existing(Some(burst), call, key).await? {
+                    match self.find_existing(burst, call, key).await? {
                         Some(existing) => {
                             if let Some(triggered) = self.answer_existing(call, existing, generation).await? {
                                 return Ok(triggered);
@@ -150,7 +232,7 @@ impl Triggers {
                 Acquired::Conflict => {
                     // Before searching for the run: a claim that is resolved by now had placed its run before.
                     let unresolved = self.is_unresolved(burst, id).await;
-                    match self.find_existing(Some(burst), call, key).await? {
+                    match self.find_existing(burst, call, key).await? {
                         Some(existing) => {
                             if let Some(triggered) = self.answer_existing(call, existing, generation).await? {
                                 return Ok(triggered);
@@ -162,7 +244,7 @@ impl Triggers {
                     }
                 }
                 Acquired::InFlight { retry_after } | Acquired::TooManyWaiters { retry_after } => {
-                    if let Some(existing) = self.find_existing(Some(burst), call, key).await? {
+                    if let Some(existing) = self.find_existing(burst, call, key).await? {
                         match self.answer_existing(call, existing, generation).await? {
                             Some(triggered) => return Ok(triggered),
                             None => continue,
@@ -187,6 +269,13 @@ impl Triggers {
         Err(self.time_out(RETRY_AFTER))
     }
 
+    /// How long an unresolved claim and a reservation are remembered: for longer than their owner, or the run that
+    /// their owner has buffered, can exist.
+    fn unresolved_retention(&self, call: &KeyedTrigger<'_>) -> Duration {
+        let longest = call.request.lifetime.unwrap_or_default() + self.terms.in_flight_max;
+        self.terms.retention.max(longest)
+    }
+
     /// The ledger decides alone: there is no buffer, or Redis does not answer.
     pub(super) async fn place_without_claim(
         &self,
@@ -194,9 +283,9 @@ impl Triggers {
     ) -> Result<Triggered, TriggerError> {
         for _ in 0..ROUNDS {
             let key = self.read_key(call.dedupe).await?;
-            let placed = match self.find_existing(self.burst(), call, key).await? {
-                Some(existing) => self.answer_existing(call, existing, key.generation).await?,
-                None => self.place_in_ledger(call, call.run_in(key.generation)).await?,
+            let placed = match key.holder {
+                Some(holder) => self.answer_existing(call, call.compare(holder), key.generation).await?,
+                None => self.place_directly(self.burst(), call, key.generation).await?,
             };
             if let Some(triggered) = placed {
                 return Ok(triggered);
@@ -213,7 +302,7 @@ impl Triggers {
         (claim, running): (KeyId, Running),
         key: KeyState,
     ) -> Result<Placement, TriggerError> {
-        let triggered = match self.place_under_claim(burst, call, &running, key).await {
+        let triggered = match self.place_under_claim(burst, call, key).await {
             Ok(Some(triggered)) => triggered,
             Ok(None) => {
                 running.release().await;
@@ -250,69 +339,61 @@ impl Triggers {
         }))
     }
 
-    /// Places a run whose claim this trigger holds.
-    pub(super) async fn place_under_claim(
+    /// Places a run whose claim this trigger holds. A previous owner of the claim may continue at any time. What it
+    /// places first is found, and in the ledger the unique index decides between the two.
+    async fn place_under_claim(
         &self,
         burst: &Burst,
         call: &KeyedTrigger<'_>,
-        running: &Running,
-        mut key: KeyState,
+        key: KeyState,
     ) -> Result<Placement, TriggerError> {
-        let (attempt, generation) = (running.attempt(), key.generation);
-        let first = attempt.number() == 1;
-        if !first {
-            // The previous owner may have placed its run, or may continue at any time. From here on it cannot write
-            // to the buffer. A run that it placed there is found, and in the ledger the unique index decides between
-            // the two.
-            let keep = self.terms.in_flight_max + self.terms.lease;
-            let name = (call.dedupe.id, generation);
-            self.fail_open(burst.buffer.take_over(&call.run.tenant, name, attempt.fence(), keep).await);
-            key = self.ledger.find(call.dedupe.id).await?;
-            if key.generation != generation || key.holder.is_some_and(|holder| holder.expired) {
-                return Ok(None);
-            }
-        }
         if let Some(holder) = key.holder {
-            return self.answer_existing(call, call.compare(holder), generation).await;
+            return self.answer_existing(call, call.compare(holder), key.generation).await;
         }
-        let run = call.run_in(generation);
-        if first
-            && call.gate_use == GateUse::Ask
-            && let GateDecision::Divert(_) = burst.gate.decide(&run.tenant).await
+        if call.gate_use == GateUse::Ask
+            && let GateDecision::Divert(_) = burst.gate.decide(&call.run.tenant).await
+            && let Some(triggered) = self.place_in_burst(burst, call).await?
         {
-            match self.fail_open(burst.buffer.put(&run, attempt.fence()).await) {
-                Some(PutOutcome::Accepted(Accepted::Conflict)) => {
-                    return self.resolve_conflict(call, generation).await;
-                }
-                Some(PutOutcome::Accepted(accepted)) => {
-                    count(&self.counters.buffered, 1);
-                    return placement_of(accepted, run.id, true);
-                }
-                Some(PutOutcome::Expired) => {
-                    return self.answer_existing(call, ExistingRun::Expired, generation).await;
-                }
-                Some(PutOutcome::TakenOver) => return Ok(None),
-                // It is unknown whether the run is in the buffer. The ledger accepts it under the same id, so that it
-                // is one run either way.
-                None => return self.place_in_ledger(call, run).await,
-                Some(PutOutcome::Full) => {}
-            }
+            return Ok(Some(triggered));
         }
-        // A run that is being drained is found in the ledger.
-        if let Some(existing) = self.find_in_buffer(burst, call, generation).await {
-            return self.answer_existing(call, existing, generation).await;
+        self.place_directly(Some(burst), call, key.generation).await
+    }
+
+    /// Places a run in the ledger, unless the buffer has one of its key.
+    async fn place_directly(
+        &self,
+        burst: Option<&Burst>,
+        call: &KeyedTrigger<'_>,
+        generation: Generation,
+    ) -> Result<Placement, TriggerError> {
+        let Some(burst) = burst else { return self.place_in_ledger(call, generation).await };
+        let (tenant, name) = (&call.run.tenant, (call.dedupe.id, generation));
+        let reserved = burst.buffer.reserve(tenant, name, self.unresolved_retention(call)).await;
+        // Our own run is there if Redis did not confirm an earlier put. The ledger accepts it under the same id.
+        let other = self.fail_open(reserved).flatten().filter(|found| found.run != call.run.id);
+        if let Some(found) = other {
+            return self.answer_existing(call, call.compare_buffered(found), generation).await;
         }
-        self.place_in_ledger(call, run).await
+        let placed = self.place_in_ledger(call, generation).await?;
+        if placed.is_some() {
+            // Nobody waits for this: a reservation that remains only sends later triggers to the ledger.
+            let (buffer, tenant) = (Arc::clone(&burst.buffer), tenant.clone());
+            tokio::spawn(async move {
+                if let Err(error) = buffer.end_reservation(&tenant, name).await {
+                    tracing::debug!(target: "semel", %error, "a reservation could not be ended");
+                }
+            });
+        }
+        Ok(placed)
     }
 
     /// Places a run with a key in the ledger.
     pub(super) async fn place_in_ledger(
         &self,
         call: &KeyedTrigger<'_>,
-        run: NewEvent,
+        generation: Generation,
     ) -> Result<Placement, TriggerError> {
-        let generation = run.dedupe.as_ref().and_then(|dedupe| dedupe.generation).unwrap_or_default();
-        match self.accept(run).await {
+        match self.accept(call.run_in(generation)).await {
             Err(TriggerError::Conflict) => self.resolve_conflict(call, generation).await,
             placed => placed,
         }

@@ -224,9 +224,9 @@ impl Triggers {
             .map_err(|error| Error::Refused(format!("the key cannot be used: {error}")))?;
         let reset = self.ledger.reset(id, line.clone()).await?;
         let Some(burst) = self.burst() else { return Ok(reset.holder) };
-        // The owner of a claim in the ended generation starts again, unless it has placed its run.
-        let (ended, keep) = ((id, reset.ended), self.terms.in_flight_max + self.terms.lease);
-        self.fail_open(burst.buffer.close(tenant, ended, keep).await);
+        // A trigger of the ended generation starts again, unless it has placed its run.
+        let ended = (id, reset.ended);
+        self.fail_open(burst.buffer.outdate(tenant, ended).await);
         let buffered = self.fail_open(burst.buffer.find(tenant, ended).await).flatten();
         Ok(reset.holder.or(buffered.filter(|found| !found.expired).map(|found| found.run)))
     }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::key::KeyId;
-use semel::record::Fence;
-use semel::time::{Clock as _, SystemClock};
 use semel_pipeline::event::{Accepted, Dedupe, Generation, NewEvent};
 use semel_pipeline::ledger::{Change, Patch};
 use semel_testbed::{Redis, RedisCluster};
-use semel_triggers::buffer::{AckOutcome, Buffer, LeaseOneOutcome, PatchOutcome, PutOutcome, RunLease};
+use semel_triggers::buffer::{
+    AckOutcome, Buffer, LeaseOneOutcome, PatchOutcome, PutOutcome, ReadTime, RunLease,
+};
 
-use super::{buffer_at, run};
+use super::{buffer_at, put, run};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -20,13 +20,12 @@ fn keyless(tenant: &str) -> NewEvent {
     run(tenant, None, "{}", None)
 }
 
-async fn put(buffer: &Arc<Buffer>, run: &NewEvent) -> PutOutcome {
-    buffer.put(run, Fence::default()).await.expect("Redis answers")
-}
-
-/// The fence of a claim that was won now; a larger number is a later claim.
-fn fence(number: u64) -> Fence {
-    Fence::new(SystemClock.now().as_micros() / 1_000_000 * 1_000_000 + number)
+/// The time of Redis now: the answer to a put of an unread ledger has it.
+async fn read_time(buffer: &Arc<Buffer>, tenant: &str) -> ReadTime {
+    let probe = run(tenant, Some("a key of its own"), "{}", None);
+    let put = buffer.put(&probe, ReadTime::default()).await.expect("Redis answers");
+    assert_eq!(put, PutOutcome::Late, "what was never read has changed");
+    buffer.read_time(tenant)
 }
 
 fn first(run: &NewEvent) -> (KeyId, Generation) {
@@ -301,70 +300,77 @@ async fn what_cannot_be_read_is_handed_out_with_its_bytes() {
     assert!(buffer.remove(("t", &leased.token), bad.id).await.expect("Redis answers"));
 }
 
-// A claim was taken over, or its generation was closed: its slow owner buffers nothing under its key
+// The ledger changed after the caller of a put had read it, or is about to
 #[tokio::test(flavor = "multi_thread")]
-async fn the_owner_of_a_claim_that_was_taken_over_buffers_nothing() {
+async fn a_put_whose_caller_read_another_ledger_is_refused() {
     let redis = Redis::start().expect("a Redis");
     let buffer = buffer_at(&redis.url());
+    let day = Duration::from_secs(86_400);
+    let put_at = async |run: &NewEvent, read| buffer.put(run, read).await.expect("Redis answers");
     let (slow, other) = (run("t", Some("k"), "{}", None), run("t", Some("other"), "{}", None));
-    let (old, taken, newer) = (fence(10), fence(20), fence(30));
-    let minute = Duration::from_secs(60);
-    buffer.take_over("t", first(&slow), taken, minute).await.expect("Redis answers");
-    let put = async |run: &NewEvent, fence| buffer.put(run, fence).await.expect("Redis answers");
-    let both = tokio::join!(put(&slow, old), put(&other, old));
+    let before = read_time(&buffer, "t").await;
+    assert_eq!(buffer.reserve("t", first(&slow), day).await.expect("Redis answers"), None, "it is free");
+    let both = tokio::join!(put_at(&slow, before), put_at(&other, before));
     assert_eq!(
         both,
-        (PutOutcome::TakenOver, PutOutcome::Accepted(Accepted::First(other.id))),
+        (PutOutcome::Reserved, PutOutcome::Accepted(Accepted::First(other.id))),
         "only under its key"
     );
-    assert_eq!(
-        put(&slow, Fence::default()).await,
-        PutOutcome::TakenOver,
-        "nor does a caller without a claim"
-    );
+    let after = read_time(&buffer, "t").await;
+    assert_eq!(put_at(&slow, after).await, PutOutcome::Reserved, "whenever the ledger was read");
+    let held = buffer.reserve("t", first(&other), day).await.expect("Redis answers");
+    assert_eq!(held.map(|holder| holder.run), Some(other.id), "a key with a run is not reserved");
     assert!(buffer.find("t", first(&slow)).await.expect("Redis answers").is_none());
-    let next = run("t", Some("k"), "{}", None);
-    assert_eq!(put(&next, newer).await, PutOutcome::Accepted(Accepted::First(next.id)));
+
+    buffer.outdate("t", first(&slow)).await.expect("Redis answers");
+    assert_eq!(put_at(&slow, after).await, PutOutcome::Reserved, "a reset ends no reservation");
+    buffer.end_reservation("t", first(&slow)).await.expect("Redis answers");
+    assert_eq!(put_at(&slow, after).await, PutOutcome::Late, "the ledger has changed since");
+    assert_eq!(put(&buffer, &slow).await, PutOutcome::Accepted(Accepted::First(slow.id)));
+    let late = run("t", Some("k"), "{}", None);
     assert_eq!(
-        put(&slow, old).await,
-        PutOutcome::Accepted(Accepted::Cached(next.id)),
+        put_at(&late, before).await,
+        PutOutcome::Accepted(Accepted::Cached(slow.id)),
         "the late one is told of it"
     );
 
-    let closed = run("t", Some("closed"), "{}", None);
-    buffer.close("t", first(&closed), minute).await.expect("Redis answers");
-    buffer.take_over("t", first(&closed), taken, minute).await.expect("Redis answers");
-    assert_eq!(put(&closed, newer).await, PutOutcome::TakenOver, "a closed generation stays closed");
-    let brief = run("t", Some("brief"), "{}", None);
-    buffer.close("t", first(&brief), Duration::from_millis(1)).await.expect("Redis answers");
-    while put(&brief, newer).await == PutOutcome::TakenOver {
-        tokio::time::sleep(Duration::from_millis(2)).await;
+    let read = read_time(&buffer, "t").await;
+    let leased = lease(&buffer, "t", 10).await;
+    for run in &leased.runs {
+        let gone = buffer.ack(("t", &leased.token), run.id, 0).await.expect("Redis answers");
+        assert_eq!(gone, AckOutcome::Gone);
     }
-    let paused = run("t", Some("paused"), "{}", None);
-    let long_ago = Fence::new(fence(0).get() - 120_000_000);
-    assert_eq!(put(&paused, long_ago).await, PutOutcome::TakenOver, "its claim cannot have lasted until now");
+    assert_eq!(put_at(&late, read).await, PutOutcome::Late, "the run of its key came into the ledger");
+}
+
+// Longer ago than the buffer remembers what has changed
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_that_comes_too_late_is_refused() {
+    let redis = Redis::start().expect("a Redis");
+    let buffer = buffer_at(&redis.url());
+    let run = run("t", Some("k"), "{}", None);
+    let read = read_time(&buffer, "t").await;
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    assert_eq!(buffer.put(&run, read).await.expect("Redis answers"), PutOutcome::Late);
+    assert_eq!(put(&buffer, &run).await, PutOutcome::Accepted(Accepted::First(run.id)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn marks_of_claims_that_were_taken_over_do_not_pile_up() {
+async fn notes_of_keys_do_not_pile_up() {
     let redis = Redis::start().expect("a Redis");
     let buffer = buffer_at(&redis.url());
-    let mark = async |name: &str, keep| {
-        let key = first(&run("t", Some(name), "{}", None));
-        buffer.take_over("t", key, Fence::new(20), keep).await.expect("Redis answers");
-    };
-    mark("stays", Duration::from_secs(60)).await;
+    let name = |name: &str| first(&run("t", Some(name), "{}", None));
+    let hour = Duration::from_secs(3600);
+    buffer.reserve("t", name("stays"), hour).await.expect("Redis answers");
     for number in 0..200 {
-        mark(&number.to_string(), Duration::from_millis(1)).await;
+        buffer.outdate("t", name(&number.to_string())).await.expect("Redis answers");
     }
-    tokio::time::sleep(Duration::from_millis(20)).await;
-    for number in 200..300 {
-        mark(&number.to_string(), Duration::from_secs(60)).await;
-    }
-    let marks = redis.tell(&["KEYS", "*:taken"]).expect("it runs").text();
-    let left = redis.tell(&["HLEN", &marks]).expect("it runs").text();
-    let left: u32 = left.parse().expect("a number");
-    assert!((101..=150).contains(&left), "{left} are left of 301, of which 101 still count");
+    let notes = redis.tell(&["KEYS", "*:refused"]).expect("it runs").text();
+    let count = || redis.tell(&["ZCARD", &notes]).expect("it runs").text();
+    assert_eq!(count(), "201");
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    buffer.outdate("t", name("another")).await.expect("Redis answers");
+    assert_eq!(count(), "2", "the reservation and the new note");
 }
 
 // Separators inside user-supplied parts
@@ -380,8 +386,8 @@ async fn it_works_on_a_cluster_whatever_tenants_are_called() {
         buffer.patch(tenant, run.id, &tag("x"), None).await.expect("Redis answers");
         assert!(buffer.get(tenant, run.id).await.expect("Redis answers").is_some());
         assert_eq!(buffer.list(tenant, None, 10).await.expect("Redis answers"), [run.id], "{tenant:?}");
-        let minute = Duration::from_secs(60);
-        buffer.take_over(tenant, first(&run), Fence::new(1), minute).await.expect("Redis answers");
+        let held = buffer.reserve(tenant, first(&run), LEASE).await.expect("Redis answers");
+        assert_eq!(held.map(|holder| holder.run), Some(run.id), "{tenant:?}");
     }
     let mut seen = BTreeSet::new();
     for _ in tenants {

@@ -17,10 +17,20 @@ use semel_pipeline::event::{Dedupe, Event, NewEvent, Notes, Origin, Trace};
 use semel_pipeline::id::{EventId, EventKind};
 use semel_pipeline::ledger::{AuditLine, EmbeddedLedger, EventFilter, Ledger, Page};
 use semel_testbed::Redis;
-use semel_triggers::buffer::Buffer;
+use semel_triggers::buffer::{Buffer, PutOutcome};
 use semel_triggers::drainer::{DrainPace, Drainer};
 use semel_triggers::gate::{Gate, GateMode, Limit};
 use semel_triggers::trigger::{Burst, RunRequest, Triggers};
+
+/// Buffers a run whose ledger was read now.
+async fn put(buffer: &Arc<Buffer>, run: &NewEvent) -> PutOutcome {
+    loop {
+        let put = buffer.put(run, buffer.read_time(&run.tenant)).await.expect("Redis answers");
+        if put != PutOutcome::Late {
+            return put;
+        }
+    }
+}
 
 /// A buffer for a thousand runs of a tenant.
 fn buffer_at(url: &str) -> Arc<Buffer> {

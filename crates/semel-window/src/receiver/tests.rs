@@ -8,6 +8,7 @@ use super::*;
 use semel::store::MemoryStore;
 
 mod faults;
+mod operations;
 
 const S: &[u8] = b"session-1";
 

@@ -60,8 +60,8 @@ impl<E> Once<E> {
         }
         let ask = self.mode(Mode::Atomic).ask().await?;
         let (win, sent) = match claim(&inner, outside, &ask).await? {
-            Asked::Won(win, sent) => (win, sent),
-            Asked::Other(acquired) => {
+            ClaimResult::Won(win, sent) => (win, sent),
+            ClaimResult::Other(acquired) => {
                 inner.emit_refusal(&ask, &acquired);
                 return decode(&*acquired.outcome()?);
             }
@@ -105,7 +105,7 @@ where
     F: AsyncFnOnce(&mut PgConnection, &Attempt) -> R,
 {
     let id = ask.subject.id;
-    emit_refusal(store, connection, "SAVEPOINT semel").await?;
+    execute(store, connection, "SAVEPOINT semel").await?;
     let ran: Result<R::Value, RunError<E>> = async {
         // This command can be repeated, and it locks the record. A caller that lost the claim learns it here, before
         // the effect runs.
@@ -139,18 +139,18 @@ where
     .await;
     match ran {
         Ok(value) => {
-            emit_refusal(store, connection, "RELEASE SAVEPOINT semel").await?;
+            execute(store, connection, "RELEASE SAVEPOINT semel").await?;
             Ok(value)
         }
         Err(error) => {
             // If this fails too, the transaction is broken and cannot be committed.
-            emit_refusal(store, connection, "ROLLBACK TO SAVEPOINT semel; RELEASE SAVEPOINT semel").await?;
+            execute(store, connection, "ROLLBACK TO SAVEPOINT semel; RELEASE SAVEPOINT semel").await?;
             Err(error)
         }
     }
 }
 
-async fn emit_refusal(
+async fn execute(
     store: &PostgresStore,
     connection: &mut PgConnection,
     sql: &'static str,
@@ -173,15 +173,15 @@ fn taken() -> store::Error {
     )
 }
 
-/// How a claim ended.
-enum Asked {
+/// The result of a claim.
+enum ClaimResult {
     Won(Win, std::time::Instant),
     Other(Acquired),
 }
 
 /// Claims and commits, and waits while another caller holds the key. There are no heartbeats: the transaction locks
 /// the record.
-async fn claim(inner: &Arc<EngineInner>, store: &dyn Store, ask: &Ask) -> Result<Asked, store::Error> {
+async fn claim(inner: &Arc<EngineInner>, store: &dyn Store, ask: &Ask) -> Result<ClaimResult, store::Error> {
     let deadline = instant() + ask.wait;
     let mut changes = None;
     let claim = NewClaim {
@@ -194,7 +194,7 @@ async fn claim(inner: &Arc<EngineInner>, store: &dyn Store, ask: &Ask) -> Result
     loop {
         let sent = instant();
         let acquired = match store.apply(ask.subject.id, Command::Claim(claim.clone())).await? {
-            Ruling::Won(win) => return Ok(Asked::Won(win, sent)),
+            Ruling::Won(win) => return Ok(ClaimResult::Won(win, sent)),
             Ruling::Replay { outcome, .. } => {
                 inner.events.emit(&ask.subject, &Event::Replayed { from: ReplayedFrom::Store });
                 Acquired::Replay(outcome)
@@ -219,6 +219,6 @@ async fn claim(inner: &Arc<EngineInner>, store: &dyn Store, ask: &Ask) -> Result
             Ruling::Expired => Acquired::Expired,
             Ruling::Accepted { .. } | Ruling::Lost { .. } | Ruling::Refused { .. } => return Err(taken()),
         };
-        return Ok(Asked::Other(acquired));
+        return Ok(ClaimResult::Other(acquired));
     }
 }

@@ -1,7 +1,6 @@
 //! The engine's own thread: timers and heartbeats that a busy runtime cannot starve.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -200,12 +199,6 @@ impl Drop for Background {
     fn drop(&mut self) {
         self.beats.closed.store(true, Ordering::Release);
         self.beats.changed.notify_one();
-    }
-}
-
-impl fmt::Debug for Background {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Background").finish_non_exhaustive()
     }
 }
 

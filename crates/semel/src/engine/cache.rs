@@ -141,12 +141,6 @@ impl Invalidate for HotCache {
     }
 }
 
-impl std::fmt::Debug for HotCache {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HotCache").field("entries", &self.cache.len()).finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -104,61 +104,32 @@ pub enum ReplayedFrom {
     Wait,
 }
 
-const NAMES: [&str; 23] = [
-    "won",
-    "replayed",
-    "waited",
-    "conflict",
-    "in_flight",
-    "in_doubt",
-    "expired",
-    "too_many_waiters",
-    "lost",
-    "self_fenced",
-    "completed",
-    "complete_retried",
-    "complete_failed",
-    "not_kept",
-    "released",
-    "bound",
-    "abandoned",
-    "panicked",
-    "timed_out",
-    "renew_failed",
-    "store_failed",
-    "replay_rate_high",
-    "replay_rate_zero",
-];
+/// Numbers the signals and names them, in the same order.
+macro_rules! names {
+    ($($signal:ident $name:literal)*) => {
+        const NAMES: [&str; [$($name),*].len()] = [$($name),*];
+
+        impl Event<'_> {
+            fn index(&self) -> usize {
+                enum Index { $($signal),* }
+                match self { $(Self::$signal { .. } => Index::$signal as usize,)* }
+            }
+        }
+    };
+}
+
+names! {
+    Won "won" Replayed "replayed" Waited "waited"
+    Conflict "conflict" InFlight "in_flight" InDoubt "in_doubt"
+    Expired "expired" TooManyWaiters "too_many_waiters" Lost "lost"
+    SelfFenced "self_fenced" Completed "completed" CompleteRetried "complete_retried"
+    CompleteFailed "complete_failed" NotKept "not_kept" Released "released"
+    Bound "bound" Abandoned "abandoned" Panicked "panicked"
+    TimedOut "timed_out" RenewFailed "renew_failed" StoreFailed "store_failed"
+    ReplayRateHigh "replay_rate_high" ReplayRateZero "replay_rate_zero"
+}
 
 impl Event<'_> {
-    fn index(&self) -> usize {
-        match self {
-            Self::Won { .. } => 0,
-            Self::Replayed { .. } => 1,
-            Self::Waited { .. } => 2,
-            Self::Conflict => 3,
-            Self::InFlight => 4,
-            Self::InDoubt => 5,
-            Self::Expired => 6,
-            Self::TooManyWaiters => 7,
-            Self::Lost => 8,
-            Self::SelfFenced => 9,
-            Self::Completed { .. } => 10,
-            Self::CompleteRetried { .. } => 11,
-            Self::CompleteFailed { .. } => 12,
-            Self::NotKept => 13,
-            Self::Released => 14,
-            Self::Bound => 15,
-            Self::Abandoned => 16,
-            Self::Panicked => 17,
-            Self::TimedOut => 18,
-            Self::RenewFailed { .. } => 19,
-            Self::StoreFailed { .. } => 20,
-            Self::ReplayRateHigh { .. } => 21,
-            Self::ReplayRateZero { .. } => 22,
-        }
-    }
-
     /// The signal's name, the same in counters, metrics and logs.
     pub fn name(&self) -> &'static str {
         NAMES[self.index()]

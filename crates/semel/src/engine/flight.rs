@@ -34,7 +34,7 @@ type RoomKey = (KeyId, [u8; 32]);
 
 struct WaitingRoom {
     /// The holder of this lock leads.
-    vigil: Arc<tokio::sync::Mutex<Vigil>>,
+    leader: Arc<tokio::sync::Mutex<LeaderState>>,
     ended: watch::Sender<Option<Ended>>,
     /// Changed only under the lock of the room's shard.
     seats: AtomicUsize,
@@ -46,7 +46,7 @@ struct WaitingRoom {
 
 /// The state that a leader passes to the next.
 #[derive(Default)]
-pub(super) struct Vigil {
+pub(super) struct LeaderState {
     /// Created by the first leader and kept by all, so that no change between two leaders is missed.
     pub(super) changes: Option<Watch>,
     /// When to ask the store without a notification; immediately if `None`. Without this value each new leader would
@@ -131,7 +131,7 @@ impl Flights {
             return self.sit(key, scope, room, since);
         }
         let room = Arc::new(WaitingRoom {
-            vigil: Arc::default(),
+            leader: Arc::default(),
             ended: watch::Sender::new(None),
             seats: AtomicUsize::new(0),
             busy_until: Mutex::new(now + lease_left),
@@ -230,14 +230,14 @@ impl Drop for ScopePlace {
 impl Seat {
     /// Returns when it is this caller's turn to lead, or with what ended the wait.
     pub(super) async fn turn(&mut self) -> SeatTurn {
-        let vigil = Arc::clone(&self.room.vigil);
+        let leader = Arc::clone(&self.room.leader);
         tokio::select! {
             biased;
             ended = self.ended.wait_for(Option::is_some) => match ended.ok().and_then(|ended| ended.clone()) {
                 Some(ended) => ended.turn(self.since),
                 None => unreachable!("the room holds the sender, and this waited for some"),
             },
-            vigil = vigil.lock_owned() => SeatTurn::Lead(vigil),
+            leader = leader.lock_owned() => SeatTurn::Lead(leader),
         }
     }
 
@@ -312,7 +312,7 @@ impl TimeSinceAsked {
 /// What a seat gets.
 pub(super) enum SeatTurn {
     /// Ask the store while this is held.
-    Lead(OwnedMutexGuard<Vigil>),
+    Lead(OwnedMutexGuard<LeaderState>),
     /// Another caller got the answer.
     Ended(WaitEnd),
     /// Another caller got the answer to a request from before this caller arrived. It may be stale: a record that was

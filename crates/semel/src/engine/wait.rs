@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::EngineInner;
 use super::acquire::{Acquired, Ask, ClaimStep};
 use super::event::{Event, ReplayedFrom};
-use super::flight::{Seat, SeatTurn, TimeSinceAsked, Vigil, WaitEnd};
+use super::flight::{LeaderState, Seat, SeatTurn, TimeSinceAsked, WaitEnd};
 use crate::record::Phase;
 use crate::store;
 use crate::time::instant;
@@ -64,15 +64,15 @@ impl EngineInner {
                     continue;
                 }
             };
-            let mut vigil = match turn {
-                SeatTurn::Lead(vigil) => vigil,
+            let mut leader = match turn {
+                SeatTurn::Lead(leader) => leader,
                 SeatTurn::Ended(ending) => return Ok(Waited::Over(self.ended(ask, ending))),
                 SeatTurn::Late => return Ok(Waited::Late),
             };
-            let (asked, acquired) = self.lead(ask, seat, &mut vigil).await?;
+            let (asked, acquired) = self.lead(ask, seat, &mut leader).await?;
             let waited = end(seat, asked, acquired);
             // Not earlier: the next leader must see that the room has ended, or it would ask the store too.
-            drop(vigil);
+            drop(leader);
             return Ok(waited);
         }
     }
@@ -94,9 +94,9 @@ impl EngineInner {
         self: &Arc<Self>,
         ask: &Ask,
         seat: &Seat,
-        vigil: &mut Vigil,
+        leader: &mut LeaderState,
     ) -> Result<(Instant, Acquired), store::Error> {
-        let Vigil { changes, next } = vigil;
+        let LeaderState { changes, next } = leader;
         // Subscribes before the first request, so that no change in between is missed.
         let changes = changes.get_or_insert_with(|| self.store.watch(ask.subject.id));
         loop {

@@ -4,7 +4,6 @@
 //! polled by any task: they belong to the runtime in whose context they were created, and its thread reports when
 //! they are ready. The caller's task therefore sends and reads itself, on any runtime or none.
 
-use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -57,12 +56,6 @@ impl<T: Send + 'static> Drop for Inline<T> {
         if let InlineWork::Begun(work) = std::mem::replace(&mut self.work, InlineWork::Over) {
             drop(self.runtime.spawn(work));
         }
-    }
-}
-
-impl<T: Send + 'static> fmt::Debug for Inline<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inline").finish_non_exhaustive()
     }
 }
 

@@ -209,7 +209,7 @@ impl Shared {
     async fn get(&self, id: KeyId) -> Result<Option<Snapshot>, Error> {
         let mut numbered = self.link.connection().await?;
         let key = self.names.record(id);
-        let script = self.rules.usual();
+        let script = &self.rules.usual;
         let answer =
             self.link.call(&mut numbered, script, &key, &[b"read".to_vec()], CallReach::Read).await?;
         let mut answer = ScriptReply::new(answer)?;
@@ -257,7 +257,7 @@ impl Shared {
 
     /// A message to all processes, still without its content.
     fn publish(&self) -> ::redis::Cmd {
-        let mut publish = ::redis::cmd(match self.link.address().dialect() {
+        let mut publish = ::redis::cmd(match self.link.address.dialect() {
             Dialect::One => "PUBLISH",
             Dialect::Cluster => "SPUBLISH",
         });
@@ -278,7 +278,7 @@ impl Shared {
         let key = self.names.mark(mark);
         let arguments = [b"mark".to_vec(), format!("{value:020}").into_bytes()];
         let answer =
-            self.link.call(&mut numbered, self.rules.marks(), &key, &arguments, CallReach::Write).await?;
+            self.link.call(&mut numbered, &self.rules.marks, &key, &arguments, CallReach::Write).await?;
         self.replicas.wait_for_replicas(&self.link, &mut numbered, &key).await?;
         mark_value(&answer)
     }

@@ -117,13 +117,13 @@ fn vendor_hints_beat_the_status() {
 #[test]
 fn the_breaker_is_told_of_silence_and_5xx_alone() {
     for signal in [Signal::not_sent(), Signal::timed_out(), Signal::cut()] {
-        assert_eq!(DestinationHealth::from(signal), DestinationHealth::Ill);
+        assert_eq!(DestinationHealth::from(signal), DestinationHealth::Failing);
     }
     for status in 200..600 {
         let expected = match status {
-            429 => DestinationHealth::Silent,
-            500.. => DestinationHealth::Ill,
-            _ => DestinationHealth::Well,
+            429 => DestinationHealth::Unclear,
+            500.. => DestinationHealth::Failing,
+            _ => DestinationHealth::Healthy,
         };
         assert_eq!(DestinationHealth::from(Signal::status(status)), expected, "{status}");
     }

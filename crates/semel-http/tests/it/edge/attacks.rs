@@ -94,7 +94,7 @@ async fn bodies_give_their_room_back_however_they_end() {
     let capacity = Capacity::new();
     let limits = CapacityLimits { buffered_bytes: 64 << 10, ..CapacityLimits::default() };
     let mut options = small();
-    options.patience.body = Duration::from_secs(2);
+    options.timeouts.body = Duration::from_secs(2);
     let gateway = Gateway::of(Guarded::new(guard(&capacity, limits), slow), options).await;
     let head = |key: &str, length: usize| {
         format!("POST /x HTTP/1.1\r\nHost: a\r\nIdempotency-Key: {key}\r\nContent-Length: {length}\r\n\r\n")
@@ -122,7 +122,7 @@ async fn bodies_give_their_room_back_however_they_end() {
     sending.send_reset(h2::Reason::CANCEL);
     drop(answer);
     held(0).await;
-    // Too slow: the listener's patience ends first.
+    // Too slow: the listener's timeout ends first.
     let mut slow = gateway.connect().await;
     slow.send(head("slow", 40_000)).await;
     slow.send(vec![b'x'; 10_000]).await;

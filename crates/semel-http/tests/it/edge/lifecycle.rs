@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
-use semel_http::edge::{self, Departed, DrainResult, EdgeOptions};
+use semel_http::edge::{self, DisconnectPolicy, DrainResult, EdgeOptions};
 use semel_http::proxy::ProxyOptions;
 use tokio::io::AsyncWriteExt as _;
 use tower_service::Service;
@@ -105,7 +105,9 @@ async fn work_of_a_departed_client_can_be_dropped() {
 
     let waits = Waits::default();
     let begun = || waits.0.0.load(Ordering::SeqCst) == 1;
-    let gateway = Gateway::of(waits.clone(), edge::EdgeOptions { departed: Departed::Drop, ..small() }).await;
+    let gateway =
+        Gateway::of(waits.clone(), edge::EdgeOptions { on_disconnect: DisconnectPolicy::Drop, ..small() })
+            .await;
     let mut client = gateway.connect().await;
     client.send(GET).await;
     eventually("the call", begun).await;
@@ -204,7 +206,7 @@ async fn drain_ends_at_its_limit() {
 async fn idle_connections_are_closed() {
     let upstream = Upstream::start(|_| ok()).await;
     let mut options = small();
-    options.patience.idle = Duration::from_millis(200);
+    options.timeouts.idle = Duration::from_millis(200);
     let gateway = Gateway::with(&upstream.url(), options, ProxyOptions::default()).await;
     let mut silent = gateway.connect().await;
     assert_eq!(silent.rest().await, "");
@@ -218,9 +220,9 @@ async fn idle_connections_are_closed() {
 async fn idleness_does_not_end_a_request_that_takes_long() {
     let upstream = Upstream::start(|_| [vec![Step::Pause(Duration::from_millis(600))], ok()].concat()).await;
     let mut options = small();
-    options.patience.idle = Duration::from_millis(100);
-    options.patience.head = Duration::from_millis(100);
-    options.patience.body = Duration::from_millis(100);
+    options.timeouts.idle = Duration::from_millis(100);
+    options.timeouts.head = Duration::from_millis(100);
+    options.timeouts.body = Duration::from_millis(100);
     let gateway = Gateway::with(&upstream.url(), options, ProxyOptions::default()).await;
     let mut client = gateway.connect().await;
     client.send("POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc").await;
@@ -235,9 +237,9 @@ async fn with_slots(connections: u32, upstream: &Upstream) -> Gateway {
 fn slots(connections: u32) -> EdgeOptions {
     let mut options = small();
     options.limits.connections = connections;
-    options.patience.idle = Duration::from_secs(60);
-    options.patience.head = Duration::from_secs(60);
-    options.patience.body = Duration::from_secs(60);
+    options.timeouts.idle = Duration::from_secs(60);
+    options.timeouts.head = Duration::from_secs(60);
+    options.timeouts.body = Duration::from_secs(60);
     options
 }
 
@@ -313,7 +315,7 @@ async fn a_client_that_never_reads_is_cut() {
     let answer = [head.as_bytes(), &body].concat();
     let upstream = Upstream::start(move |_| vec![Step::Send(answer.clone())]).await;
     let mut options = small();
-    options.patience.write = Duration::from_millis(200);
+    options.timeouts.write = Duration::from_millis(200);
     options.limits.connections = 1;
     let gateway = Gateway::with(&upstream.url(), options, ProxyOptions::default()).await;
     let mut client = gateway.connect().await;
@@ -330,7 +332,7 @@ async fn a_client_that_never_reads_is_cut() {
 async fn heads_that_never_end_take_little_memory() {
     let upstream = Upstream::start(|_| ok()).await;
     let mut options = small();
-    options.patience.head = Duration::from_secs(30);
+    options.timeouts.head = Duration::from_secs(30);
     let gateway = Gateway::with(&upstream.url(), options, ProxyOptions::default()).await;
     let before = resident();
     let mut clients = Vec::new();

@@ -131,7 +131,7 @@ async fn plain_http_at_a_tls_port_is_answered() {
 #[tokio::test]
 async fn tls_at_a_plain_port_is_refused_at_once() {
     let upstream = Upstream::start(|_| ok()).await;
-    let options = edge::EdgeOptions { patience: edge::ClientTimeouts::default(), ..small() };
+    let options = edge::EdgeOptions { timeouts: edge::ClientTimeouts::default(), ..small() };
     let gateway = Gateway::with(&upstream.url(), options, ProxyOptions::default()).await;
     let error = connect(&gateway, &identity().certificate, &[]).await.unwrap_err();
     let error = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());

@@ -169,8 +169,8 @@ fn story(path: Path<TriggerState, TriggerAction>) -> String {
 fn model_callers_and_a_reset() {
     let marks = [
         Milestone::TakenOver,
-        Milestone::FencedOff,
-        Milestone::ClosedOff,
+        Milestone::Reserved,
+        Milestone::Outdated,
         Milestone::StaleWrite,
         Milestone::OlderGeneration,
     ];
@@ -182,7 +182,7 @@ fn model_claims_that_end() {
     holds(
         "claims that end",
         claims_that_end(),
-        &[Milestone::TakenOver, Milestone::PutTooLate, Milestone::WriteTooLate],
+        &[Milestone::TakenOver, Milestone::PutTooLate, Milestone::Reserved],
     );
 }
 
@@ -217,7 +217,7 @@ fn model_changes_drain_and_promotion() {
 
 #[test]
 fn model_lifetime_and_backlog() {
-    let marks = [Milestone::Expired, Milestone::OlderGeneration, Milestone::ClosedOff, Milestone::StaleWrite];
+    let marks = [Milestone::Expired, Milestone::OlderGeneration, Milestone::Outdated, Milestone::StaleWrite];
     holds("lifetime and backlog", lifetime_and_backlog(), &marks);
 }
 
@@ -230,7 +230,7 @@ fn model_lifetime_and_waiter() {
 
 #[test]
 fn model_two_payloads() {
-    holds("two payloads", two_payloads(), &[Milestone::Conflict, Milestone::TakenOver, Milestone::FencedOff]);
+    holds("two payloads", two_payloads(), &[Milestone::Conflict, Milestone::TakenOver, Milestone::Reserved]);
 }
 
 #[test]
@@ -266,23 +266,15 @@ fn model_mutant_cancel_after_accept() {
     caught(TriggerMutant::CancelAfterAccept, cancel_and_drain(), name::CANCEL_HOLDS);
 }
 
-// A drainer that was paused for longer than its lease writes the run as it was before it was cancelled.
-#[test]
-fn model_mutant_cancel_after_an_expired_lease() {
-    caught(TriggerMutant::CancelAfterExpiredLease, cancel_and_drain(), name::CANCEL_HOLDS);
-}
-
 #[test]
 fn model_mutant_wait_without_a_claim() {
     caught(TriggerMutant::WaitWithoutClaim, callers_waiter_and_drainer(), name::ONE_ID);
     caught(TriggerMutant::WaitWithoutClaim, callers_waiter_and_drainer(), name::ONE_FIRST);
 }
 
-// It runs what was cancelled, loses a change that comes between its read and its remove, and counts twice what a drainer
-// brings as well.
+// It loses a change that comes between its read and its remove, and counts twice what a drainer brings as well.
 #[test]
 fn model_mutant_promotion_without_a_lease() {
-    caught(TriggerMutant::PromoteWithoutLease, cancel_and_drain(), name::CANCEL_HOLDS);
     caught(TriggerMutant::PromoteWithoutLease, changes_drain_and_promotion(), name::CHANGE_KEPT);
     caught(TriggerMutant::PromoteWithoutLease, changes_drain_and_promotion(), name::CHANGED_ONCE);
 }
@@ -337,11 +329,13 @@ fn model_mutant_direct_write_answers_an_expired_holder() {
     caught(TriggerMutant::AcceptAnswersExpired, lifetime_and_backlog(), name::CURRENT_RUN);
 }
 
-// The claim ends with the lifetime of its run; the run is drained between a caller's look into the ledger and its put.
+// A run is drained, or written directly, between a caller's look into the ledger and its put.
 #[test]
-fn model_mutant_drain_of_an_expired_run_leaves_its_generation_open() {
-    caught(TriggerMutant::AckLeavesGenerationOpen, lifetime_and_backlog(), name::ONE_ID);
-    caught(TriggerMutant::AckLeavesGenerationOpen, lifetime_and_backlog(), name::KEY_WON);
+fn model_mutant_ledger_changes_without_a_note() {
+    caught(TriggerMutant::AckLeavesNoNote, callers_and_a_reset(), name::ONE_ID);
+    caught(TriggerMutant::AckLeavesNoNote, callers_and_a_reset(), name::KEY_WON);
+    caught(TriggerMutant::WriteLeavesNoNote, callers_and_a_reset(), name::ONE_ID);
+    caught(TriggerMutant::WriteLeavesNoNote, callers_and_a_reset(), name::KEY_WON);
 }
 
 #[test]
@@ -416,9 +410,15 @@ fn model_mutant_stale_write_accepted() {
 }
 
 #[test]
-fn model_mutant_put_ignores_the_fence() {
-    caught(TriggerMutant::PutIgnoresFence, callers_and_a_reset(), name::ONE_ID);
-    caught(TriggerMutant::PutIgnoresFence, callers_and_a_reset(), name::ONE_FIRST);
+fn model_mutant_put_ignores_notes() {
+    caught(TriggerMutant::PutIgnoresNotes, callers_and_a_reset(), name::ONE_ID);
+    caught(TriggerMutant::PutIgnoresNotes, callers_and_a_reset(), name::ONE_FIRST);
+}
+
+#[test]
+fn model_mutant_direct_write_without_a_reservation() {
+    caught(TriggerMutant::NoReservation, callers_and_a_reset(), name::ONE_ID);
+    caught(TriggerMutant::NoReservation, callers_and_a_reset(), name::ONE_FIRST);
 }
 
 #[test]
@@ -427,23 +427,13 @@ fn model_mutant_direct_write_skips_the_buffer() {
 }
 
 #[test]
-fn model_mutant_put_after_the_claim_ended() {
-    caught(TriggerMutant::PutAfterClaimEnded, claims_that_end(), name::ONE_ID);
+fn model_mutant_late_put_accepted() {
+    caught(TriggerMutant::LatePutAccepted, claims_that_end(), name::ONE_ID);
 }
 
 #[test]
-fn model_mutant_direct_write_after_the_claim_ended() {
-    caught(TriggerMutant::WriteAfterClaimEnded, claims_that_end(), name::ONE_ID);
-}
-
-#[test]
-fn model_mutant_claim_ends_before_its_run() {
-    caught(TriggerMutant::ClaimEndsBeforeRun, claims_that_end(), name::ONE_ID);
-}
-
-#[test]
-fn model_mutant_unknown_put_goes_to_the_ledger() {
-    caught(TriggerMutant::UnknownPutGoesToLedger, redis_unavailable(), name::CANCEL_HOLDS);
+fn model_mutant_reservation_ends_with_the_claim() {
+    caught(TriggerMutant::ReservationEndsWithClaim, claims_that_end(), name::ONE_ID);
 }
 
 #[test]

@@ -4,35 +4,35 @@ use http::Method;
 use serde_json::json;
 
 use super::crowd::{CrowdAnswers, SHUT, crowd, gate, gate_at, join_all, trigger};
-use super::ground::{DrillEnvironment, DrillServer, until};
+use super::environment::{DrillEnvironment, DrillServer, until};
 use super::target::DrillTarget;
 use super::wire::{WireAction, WireEnd};
 
-pub(super) async fn duplicate_messages(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
+pub(super) async fn duplicate_messages(environment: &mut DrillEnvironment) -> anyhow::Result<()> {
     let target = DrillTarget::start().await?;
-    let (url, stream) = (ground.redis()?.url.clone(), format!("{}:orders", ground.redis()?.prefix));
+    let (url, stream) = (environment.redis()?.url.clone(), format!("{}:orders", environment.redis()?.prefix));
     let source = format!("[[source]]\nkind = \"redis-stream\"\nurl = {url:?}\nstream = \"{stream}\"\n");
-    let server = ground.serve(&[&target.config("crm"), &source]).await?;
+    let server = environment.serve(&[&target.config("crm"), &source]).await?;
     for number in 0..50 {
         let key = format!("order-{number}");
         for _ in 0..2 {
             let fields = ["XADD", &stream, "*", "type", "order.paid", "dedupe_key", &key, "payload", "[]"];
-            ground.redis()?.command(&fields).await?;
+            environment.redis()?.command(&fields).await?;
         }
     }
-    ground.redis()?.command(&["XADD", &stream, "*", "rubbish", "x"]).await?;
+    environment.redis()?.command(&["XADD", &stream, "*", "rubbish", "x"]).await?;
     until("the effects", || async { Ok(target.effects() >= 50) }).await?;
     until("the dead letter", || async { Ok(server.letters("pending").await?.len() == 1) }).await?;
-    ground.same("100 messages, 50 of them twice: 50 effects", &target.effects(), &50);
-    ground.same("each was sent once", &target.calls().len(), &50);
+    environment.same("100 messages, 50 of them twice: 50 effects", &target.effects(), &50);
+    environment.same("each was sent once", &target.calls().len(), &50);
     let letter = server.letters("pending").await?.remove(0);
-    ground.same(
+    environment.same(
         "the message that cannot be decoded is a dead letter",
         &letter["cause"],
         &json!("undecodable"),
     );
-    let pending = ground.redis()?.command(&["XPENDING", &stream, "semel"]).await?;
-    ground.check(
+    let pending = environment.redis()?.command(&["XPENDING", &stream, "semel"]).await?;
+    environment.check(
         "nothing is pending in the stream",
         format!("{pending:?}").contains("int(0)"),
         format!("{pending:?}"),
@@ -40,14 +40,14 @@ pub(super) async fn duplicate_messages(ground: &mut DrillEnvironment) -> anyhow:
     Ok(())
 }
 
-pub(super) async fn cold_gate_burst(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
+pub(super) async fn cold_gate_burst(environment: &mut DrillEnvironment) -> anyhow::Result<()> {
     let target = DrillTarget::start().await?;
-    let gate = gate(ground, "threshold = 5\nwindow = \"1s\"\nhold = \"50ms\"\n")?;
+    let gate = gate(environment, "threshold = 5\nwindow = \"1s\"\nhold = \"50ms\"\n")?;
     // Only one process can open an embedded ledger.
-    let processes = if ground.is_shared() { 3 } else { 1 };
+    let processes = if environment.is_shared() { 3 } else { 1 };
     let mut servers = Vec::new();
     for _ in 0..processes {
-        servers.push(ground.serve(&[&target.config("crm"), &gate]).await?);
+        servers.push(environment.serve(&[&target.config("crm"), &gate]).await?);
     }
     let how = match processes {
         1 => "in one process".to_owned(),
@@ -62,8 +62,8 @@ pub(super) async fn cold_gate_burst(ground: &mut DrillEnvironment) -> anyhow::Re
             "round {}: 60 triggers of one key {how}: one run, and one caller was told that it is new",
             round + 1
         );
-        ground.check(&what, told.is_one() && told.first == 1, &told);
-        ground.same("each other key is one run", &others.ids.len(), &OTHERS);
+        environment.check(&what, told.is_one() && told.first == 1, &told);
+        environment.same("each other key is one run", &others.ids.len(), &OTHERS);
     }
     let (mut buffered, mut direct) = (0.0, 0.0);
     for server in &servers {
@@ -71,13 +71,13 @@ pub(super) async fn cold_gate_burst(ground: &mut DrillEnvironment) -> anyhow::Re
         direct += server.metric("semel_triggers_total{to=\"ledger\"}").await?;
     }
     let runs = ROUNDS * (1 + OTHERS);
-    ground.check(
+    environment.check(
         "the gate closed: some runs were buffered, and the others went to the ledger",
         buffered > 0.0 && direct > 0.0 && buffered + direct == runs as f64,
         format!("{buffered} buffered, {direct} to the ledger"),
     );
     until("the runs are delivered", || async { Ok(target.effects() >= runs) }).await?;
-    ground.same(&format!("{runs} keys, {runs} effects"), &target.effects(), &runs);
+    environment.same(&format!("{runs} keys, {runs} effects"), &target.effects(), &runs);
     Ok(())
 }
 
@@ -98,83 +98,87 @@ async fn others(servers: &[DrillServer], round: usize) -> anyhow::Result<CrowdAn
     join_all(asked).await.into_iter().try_fold(CrowdAnswers::default(), |told, answer| Ok(told.and(&answer?)))
 }
 
-pub(super) async fn mutations_while_buffered(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
+pub(super) async fn mutations_while_buffered(environment: &mut DrillEnvironment) -> anyhow::Result<()> {
     let target = DrillTarget::start().await?;
-    let gate = gate(ground, &format!("{SHUT}drainers = 0\n"))?;
-    let server = ground.serve(&[&target.config("crm"), &gate]).await?;
+    let gate = gate(environment, &format!("{SHUT}drainers = 0\n"))?;
+    let server = environment.serve(&[&target.config("crm"), &gate]).await?;
     let run = server.post("/v1/runs", &trigger("key")).await?;
-    ground.same("it waits in the buffer", &run["buffered"], &json!(true));
+    environment.same("it waits in the buffer", &run["buffered"], &json!(true));
     let path = format!("/v1/runs/{}", run["id"].as_str().unwrap_or_default());
     let set = r#"{"metadata":{"n":9007199254740993,"list":[]}}"#;
     server.ask(Method::PATCH, &path, set).await?;
     let increments: Vec<_> =
         (0..50).map(|_| Box::pin(server.ask(Method::PATCH, &path, r#"{"increment":{"n":1}}"#))).collect();
     let applied = join_all(increments).await.iter().filter(|answer| answer.is_ok()).count();
-    ground.same("50 concurrent increments were all accepted", &applied, &50);
+    environment.same("50 concurrent increments were all accepted", &applied, &50);
     server.kill().await;
-    let gate = self::gate(ground, SHUT)?;
-    let server = ground.serve(&[&target.config("crm"), &gate]).await?;
+    let gate = self::gate(environment, SHUT)?;
+    let server = environment.serve(&[&target.config("crm"), &gate]).await?;
     until("it is drained", || async { Ok(server.get(&path).await?["buffered"] == false) }).await?;
     let shown = server.get(&path).await?;
     let sum = shown["metadata"]["n"].to_string();
-    ground.same("every increment arrived, to the last digit", &sum, &"9007199254741043".to_owned());
-    ground.same("an empty array stayed an empty array", &shown["metadata"]["list"], &json!([]));
+    environment.same("every increment arrived, to the last digit", &sum, &"9007199254741043".to_owned());
+    environment.same("an empty array stayed an empty array", &shown["metadata"]["list"], &json!([]));
     until("it is delivered", || async { Ok(target.effects() == 1) }).await?;
     let body = target.calls().first().map(|(_, body)| body.clone()).unwrap_or_default();
-    ground.same("the payload was delivered byte for byte", &body, &trigger("key")["payload"].to_string());
+    environment.same(
+        "the payload was delivered byte for byte",
+        &body,
+        &trigger("key")["payload"].to_string(),
+    );
     Ok(())
 }
 
-pub(super) async fn reset_while_buffered(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
+pub(super) async fn reset_while_buffered(environment: &mut DrillEnvironment) -> anyhow::Result<()> {
     let target = DrillTarget::start().await?;
-    let gate = gate(ground, &format!("{SHUT}drainers = 0\n"))?;
-    let server = ground.serve(&[&target.config("crm"), &gate]).await?;
+    let gate = gate(environment, &format!("{SHUT}drainers = 0\n"))?;
+    let server = environment.serve(&[&target.config("crm"), &gate]).await?;
     let first = server.post("/v1/runs", &trigger("key")).await?;
-    ground.same("it waits in the buffer", &first["buffered"], &json!(true));
+    environment.same("it waits in the buffer", &first["buffered"], &json!(true));
     let reset = server.post("/v1/runs/reset-key", &json!({ "target": "crm", "key": "key" })).await?;
-    ground.same("the key named the first run", &reset["id"], &first["id"]);
+    environment.same("the key named the first run", &reset["id"], &first["id"]);
     let second = server.post("/v1/runs", &trigger("key")).await?;
-    ground.check("the next trigger is another run", second["id"] != first["id"], second["id"].clone());
+    environment.check("the next trigger is another run", second["id"] != first["id"], second["id"].clone());
     server.kill().await;
-    let gate = self::gate(ground, SHUT)?;
-    let server = ground.serve(&[&target.config("crm"), &gate]).await?;
+    let gate = self::gate(environment, SHUT)?;
+    let server = environment.serve(&[&target.config("crm"), &gate]).await?;
     until("both are delivered", || async { Ok(target.effects() == 2) }).await?;
-    ground.same("both arrived", &target.effects(), &2);
+    environment.same("both arrived", &target.effects(), &2);
     let third = server.post("/v1/runs", &trigger("key")).await?;
-    ground.same("the key names the second run", &third["id"], &second["id"]);
+    environment.same("the key names the second run", &third["id"], &second["id"]);
     Ok(())
 }
 
-pub(super) async fn drainer_killed(ground: &mut DrillEnvironment) -> anyhow::Result<()> {
+pub(super) async fn drainer_killed(environment: &mut DrillEnvironment) -> anyhow::Result<()> {
     let target = DrillTarget::start().await?;
-    let quiet = gate(ground, &format!("{SHUT}drainers = 0\n"))?;
-    let server = ground.serve(&[&target.config("crm"), &quiet]).await?;
+    let quiet = gate(environment, &format!("{SHUT}drainers = 0\n"))?;
+    let server = environment.serve(&[&target.config("crm"), &quiet]).await?;
     for number in 0..200 {
         server.post("/v1/runs", &trigger(&format!("key-{number}"))).await?;
     }
     server.kill().await;
     let more = &format!("{SHUT}batch = 5\nlease = \"2s\"\n");
-    let busy = gate(ground, more)?;
-    if ground.redis()?.port().is_some() {
-        let wire = ground.wire().await?;
+    let busy = gate(environment, more)?;
+    if environment.redis()?.port().is_some() {
+        let wire = environment.wire().await?;
         // The first message about a run from Redis to a server that only drains is the lease.
         wire.trap("key-", WireEnd::Answered, WireAction::Hold);
-        let near = gate_at(ground, &wire.url, more)?;
-        let server = ground.serve(&[&target.config("crm"), &near]).await?;
+        let near = gate_at(environment, &wire.url, more)?;
+        let server = environment.serve(&[&target.config("crm"), &near]).await?;
         wire.sprung("it has leased some runs").await?;
         server.kill().await;
-        let leased = ground.redis()?.buffered("leased").await?.len();
-        ground.check("the first process was killed while it held runs", leased > 0, leased);
+        let leased = environment.redis()?.buffered("leased").await?.len();
+        environment.check("the first process was killed while it held runs", leased > 0, leased);
     }
     for _ in 0..3 {
-        let server = ground.serve(&[&target.config("crm"), &busy]).await?;
+        let server = environment.serve(&[&target.config("crm"), &busy]).await?;
         let before = target.effects();
         until("it drains", || async { Ok(target.effects() > before) }).await?;
         server.kill().await;
     }
-    let server = ground.serve(&[&target.config("crm"), &busy]).await?;
+    let server = environment.serve(&[&target.config("crm"), &busy]).await?;
     until("all are delivered", || async { Ok(target.effects() == 200) }).await?;
-    ground.same(
+    environment.same(
         "200 buffered runs, the process killed again and again: 200 effects",
         &target.effects(),
         &200,
@@ -183,6 +187,6 @@ pub(super) async fn drainer_killed(ground: &mut DrillEnvironment) -> anyhow::Res
         Ok(server.deliveries("queued,running,retry_wait,idle").await? == 0)
     })
     .await?;
-    ground.same("no dead letter", &server.letters("pending").await?.len(), &0);
+    environment.same("no dead letter", &server.letters("pending").await?.len(), &0);
     Ok(())
 }

@@ -5,16 +5,16 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use super::ground::{DrillEnvironment, DrillServer};
+use super::environment::{DrillEnvironment, DrillServer};
 
 /// A `[gate]` on the drill's Redis server.
-pub(super) fn gate(ground: &DrillEnvironment, more: &str) -> anyhow::Result<String> {
-    gate_at(ground, &ground.redis()?.url, more)
+pub(super) fn gate(environment: &DrillEnvironment, more: &str) -> anyhow::Result<String> {
+    gate_at(environment, &environment.redis()?.url, more)
 }
 
 /// A `[gate]` on a Redis server behind a wire.
-pub(super) fn gate_at(ground: &DrillEnvironment, url: &str, more: &str) -> anyhow::Result<String> {
-    let prefix = &ground.redis()?.prefix;
+pub(super) fn gate_at(environment: &DrillEnvironment, url: &str, more: &str) -> anyhow::Result<String> {
+    let prefix = &environment.redis()?.prefix;
     Ok(format!("[gate]\nmode = \"on\"\nbuffer = {url:?}\nprefix = \"{prefix}\"\n{more}\n"))
 }
 

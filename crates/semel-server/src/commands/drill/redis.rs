@@ -8,7 +8,7 @@ use semel::store::{Effect, RedisClient};
 use semel_testbed::Redis;
 use semel_testbed::redis::Persistence;
 
-use super::ground::Skipped;
+use super::environment::Skipped;
 
 /// A Redis server.
 pub(super) struct DrillRedis {

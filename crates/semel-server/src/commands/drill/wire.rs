@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use super::ground::until;
+use super::environment::until;
 
 /// In a claim on a key: with a script, or without one.
 pub(super) const CLAIM: &[&str] = &["$5\r\nclaim\r\n", "$2\r\nNX\r\n$3\r\nGET\r\n"];

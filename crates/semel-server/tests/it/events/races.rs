@@ -3,6 +3,7 @@
 //!
 //! All of them ask the binary over HTTP, so that a test tells what callers see, whatever the code behind it looks like.
 
+mod burst;
 mod changes;
 mod draining;
 mod identity;

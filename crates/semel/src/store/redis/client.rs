@@ -8,7 +8,7 @@ use super::address::{RedisAddress, Timeouts, shown};
 use super::error::CallReach;
 use super::link::Link;
 use super::replicas::Replicas;
-use super::script::Dialect;
+use super::script::{Dialect, Script};
 use crate::store::Error;
 
 /// A connection that many calls share, opened on first use and reopened when it breaks. It accepts the same URLs as
@@ -55,26 +55,12 @@ impl From<Effect> for CallReach {
 
 /// A Lua script and its SHA-1 at the server.
 #[derive(Clone, Debug)]
-pub struct RedisScript {
-    text: String,
-    sha: String,
-}
+pub struct RedisScript(Script);
 
 impl RedisScript {
     /// The script with this text.
     pub fn new(text: impl Into<String>) -> Self {
-        let text = text.into();
-        let sha = redis::Script::new(&text).get_hash().to_owned();
-        Self { text, sha }
-    }
-
-    fn command(verb: &str, name: &str, keys: &[&[u8]], arguments: &[&[u8]]) -> Cmd {
-        let mut command = Cmd::with_capacity(keys.len() + arguments.len() + 3, 256);
-        command.arg(verb).arg(name).arg(keys.len());
-        for part in keys.iter().chain(arguments) {
-            command.arg(*part);
-        }
-        command
+        Self(Script::new(text.into()))
     }
 }
 
@@ -131,7 +117,7 @@ impl RedisClient {
 
     /// True for a cluster: the keys of one call must share a slot.
     pub fn is_cluster(&self) -> bool {
-        self.link.address().dialect() == Dialect::Cluster
+        self.link.address.dialect() == Dialect::Cluster
     }
 
     /// Sends one command.
@@ -154,10 +140,10 @@ impl RedisClient {
         effect: Effect,
     ) -> Result<Value, Error> {
         let mut numbered = self.link.connection().await?;
-        let by_name = RedisScript::command("EVALSHA", &script.sha, keys, arguments);
-        let answer = match numbered.wire.query(&by_name).await {
+        let arguments = || arguments.iter().copied();
+        let answer = match numbered.wire.query(&script.0.by_sha(keys, arguments())).await {
             Err(error) if error.code() == Some("NOSCRIPT") => {
-                numbered.wire.query(&RedisScript::command("EVAL", &script.text, keys, arguments)).await
+                numbered.wire.query(&script.0.by_text(keys, arguments())).await
             }
             answer => answer,
         };

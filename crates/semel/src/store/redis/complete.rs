@@ -97,7 +97,7 @@ impl Shared {
         let keys: Vec<&[u8]> = completions.iter().map(|completing| completing.key.as_slice()).collect();
         let arguments =
             || completions.iter().flat_map(|completing| completing.arguments.iter().map(Vec::as_slice));
-        let script = self.rules.completions();
+        let script = &self.rules.completions;
         let answer = match numbered.wire.query(&script.by_sha(&keys, arguments())).await {
             Err(error) if error.code() == Some("NOSCRIPT") => {
                 numbered.wire.query(&script.by_text(&keys, arguments())).await

@@ -119,7 +119,7 @@ impl Shared {
                     "the Redis server is a replica, which takes no writes: give the URL of its primary, or of Sentinel",
                 ));
             }
-            unfit = unfit.or(facts.unfit(self.link.address().dialect()));
+            unfit = unfit.or(facts.unfit(self.link.address.dialect()));
             self.rules.server_is(facts.version());
             warnings.extend(facts.warnings());
         }
@@ -188,7 +188,7 @@ impl Shared {
     /// the one of this process.
     async fn beat(&self, numbered: &mut NumberedConnection) -> Result<(), Error> {
         let mut lost_at = Timestamp::default();
-        for key in self.names.markers(self.link.address().dialect()) {
+        for key in self.names.markers(self.link.address.dialect()) {
             let mut beat = self.count(numbered, &key, "").await?;
             let known = self.health.state.lock().markers.get(&key).cloned();
             if known.is_some_and(|(id, count)| id != beat.id || count >= beat.count) {
@@ -229,7 +229,7 @@ impl Shared {
     async fn count(&self, numbered: &mut NumberedConnection, key: &[u8], seen: &str) -> Result<Beat, Error> {
         let candidate: [u8; 16] = rand::random();
         let arguments = [b"beat".to_vec(), candidate.to_vec(), seen.as_bytes().to_vec()];
-        let answer = self.link.call(numbered, self.rules.marker(), key, &arguments, CallReach::Write).await?;
+        let answer = self.link.call(numbered, &self.rules.marker, key, &arguments, CallReach::Write).await?;
         let mut answer = ScriptReply::new(answer)?;
         Ok(Beat {
             id: answer.bytes()?,

@@ -16,8 +16,8 @@ use crate::time::instant;
 const KNOCK_AGAIN: Duration = Duration::from_millis(50);
 
 pub(super) struct Link {
-    address: RedisAddress,
-    timeouts: Timeouts,
+    pub(super) address: RedisAddress,
+    pub(super) timeouts: Timeouts,
     open: Mutex<Open>,
     /// Held while opening. Never by a caller's own task, which may stop at any time.
     opening: tokio::sync::Mutex<()>,
@@ -46,14 +46,6 @@ impl std::fmt::Debug for Link {
 impl Link {
     pub(super) fn new(address: RedisAddress, timeouts: Timeouts) -> Self {
         Self { address, timeouts, open: Mutex::default(), opening: tokio::sync::Mutex::default() }
-    }
-
-    pub(super) fn address(&self) -> &RedisAddress {
-        &self.address
-    }
-
-    pub(super) fn timeouts(&self) -> Timeouts {
-        self.timeouts
     }
 
     /// The current connection, if there is one.

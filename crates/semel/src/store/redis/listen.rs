@@ -33,7 +33,7 @@ pub(super) async fn listen(shared: Arc<Shared>, mut watched: UnboundedReceiver<K
         // All watched keys are subscribed once there is a connection; until then the channel would grow without
         // limit.
         while watched.try_recv().is_ok() {}
-        let opened = shared.link.address().open(shared.link.timeouts(), Some(pushes)).await;
+        let opened = shared.link.address.open(shared.link.timeouts, Some(pushes)).await;
         match opened {
             Ok(wire) => {
                 let mut ear = Ear { shared: &shared, wire, keys: HashSet::new() };

@@ -133,7 +133,7 @@ fn first_of(ids: &[KeyId], end: End) -> (Vec<KeyId>, End) {
 
 /// Reads records and preserves their order.
 async fn read(shared: &Shared, ids: &[KeyId]) -> Result<Vec<(KeyId, Option<Snapshot>)>, Error> {
-    let answers = each(shared, ids, shared.rules.usual(), "read", CallReach::Read).await?;
+    let answers = each(shared, ids, &shared.rules.usual, "read", CallReach::Read).await?;
     let snapshots = ids.iter().copied().zip(answers).map(|(id, answer)| {
         let mut answer = ScriptReply::new(answer)?;
         let now = Timestamp::from_micros(answer.number()?);

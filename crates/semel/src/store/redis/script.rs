@@ -23,7 +23,7 @@ pub(super) const COMPLETE: &str = include_str!("complete.lua");
 const FOREVER_MICROS: u64 = 1 << 53;
 
 /// A script and its SHA-1 at the server.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Script {
     text: String,
     sha: String,
@@ -67,13 +67,15 @@ fn call<'a>(
 /// Two variants of the rules. An owner must be able to end its claim even if memory is full.
 #[derive(Debug)]
 pub(super) struct Rules {
-    usual: Arc<Script>,
+    pub(super) usual: Arc<Script>,
     when_full: Arc<Script>,
     /// True if the server is 7.0 or newer: it has flags of scripts, and `NX` together with `GET`.
     new: AtomicBool,
-    completions: Script,
-    marks: Script,
-    marker: Script,
+    /// For a batch of completions, on one server of version 7.0 or newer.
+    pub(super) completions: Script,
+    pub(super) marks: Script,
+    /// Increments the marker's beat.
+    pub(super) marker: Script,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,27 +125,9 @@ impl Rules {
         }
     }
 
-    pub(super) fn usual(&self) -> &Arc<Script> {
-        &self.usual
-    }
-
     /// For commands that must work if memory is full.
     pub(super) fn when_full(&self) -> &Arc<Script> {
         if self.server_is_new() { &self.when_full } else { &self.usual }
-    }
-
-    /// For a batch of completions, on one server of version 7.0 or newer.
-    pub(super) fn completions(&self) -> &Script {
-        &self.completions
-    }
-
-    pub(super) fn marks(&self) -> &Script {
-        &self.marks
-    }
-
-    /// Increments the marker's beat.
-    pub(super) fn marker(&self) -> &Script {
-        &self.marker
     }
 }
 

@@ -167,7 +167,7 @@ async fn change(shared: &Shared, id: KeyId, command: &Cmd, wake: Wake) -> Result
     if wake == Wake::Nobody {
         return shared.link.query(command, CallReach::Write).await.map(drop);
     }
-    let mut publish = redis::cmd(match shared.link.address().dialect() {
+    let mut publish = redis::cmd(match shared.link.address.dialect() {
         Dialect::One => "PUBLISH",
         Dialect::Cluster => "SPUBLISH",
     });

@@ -1,20 +1,27 @@
-//! Where a service is.
+//! The address of a server.
 
 use std::fmt;
 
-use http::uri::{Authority, PathAndQuery, Scheme};
+#[cfg(feature = "client")]
+use http::uri::PathAndQuery;
+use http::uri::{Authority, Scheme};
 use http::{HeaderValue, Uri};
 
-/// A base URL, checked.
-#[derive(Clone)]
-pub(super) struct BaseUrl {
-    scheme: Scheme,
-    pub(super) host: Box<str>,
-    pub(super) port: u16,
-    host_value: HeaderValue,
-    authority: Authority,
-    /// What stands before every path; empty, or begins with a slash and does not end with one.
-    prefix: Box<str>,
+/// The base URL of a server, checked: `http://HOST[:PORT][/PREFIX]` or `https://…`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct BaseUrl {
+    /// Its scheme.
+    pub scheme: Scheme,
+    /// Host and port as written.
+    pub authority: Authority,
+    /// The host, without the brackets of an IPv6 address.
+    pub host: Box<str>,
+    /// The port, also where the URL has none.
+    pub port: u16,
+    /// The authority as a `Host` value.
+    pub host_value: HeaderValue,
+    /// Prefix of every path; empty, or with a leading and without a trailing slash.
+    pub prefix: Box<str>,
 }
 
 /// Why a URL cannot be a service's.
@@ -36,7 +43,11 @@ pub enum AddressError {
 }
 
 impl BaseUrl {
-    pub(super) fn parse(url: &str) -> Result<Self, AddressError> {
+    /// Checks a URL.
+    ///
+    /// # Errors
+    /// It cannot be the base URL of a server.
+    pub fn parse(url: &str) -> Result<Self, AddressError> {
         // The parser drops fragments without a word.
         if url.contains(['#', '?']) {
             return Err(AddressError::Query);
@@ -72,16 +83,15 @@ impl BaseUrl {
         })
     }
 
-    pub(super) fn is_tls(&self) -> bool {
+    /// True for https.
+    #[must_use]
+    pub fn is_tls(&self) -> bool {
         self.scheme == Scheme::HTTPS
     }
 
-    pub(super) fn host_value(&self) -> &HeaderValue {
-        &self.host_value
-    }
-
     /// The target of a request: path and query behind the prefix, as HTTP/1 writes it.
-    pub(super) fn target(&self, path: &str) -> Option<Uri> {
+    #[cfg(feature = "client")]
+    pub(crate) fn target(&self, path: &str) -> Option<Uri> {
         let slash = if path.starts_with('/') || path.is_empty() { "" } else { "/" };
         let whole = format!("{}{slash}{path}", self.prefix);
         let whole = if whole.is_empty() || whole.starts_with('?') { format!("/{whole}") } else { whole };
@@ -89,9 +99,15 @@ impl BaseUrl {
     }
 }
 
-impl fmt::Debug for BaseUrl {
+impl fmt::Display for BaseUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://{}{}", self.scheme, self.authority, self.prefix)
+    }
+}
+
+impl fmt::Debug for BaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -102,18 +118,32 @@ mod tests {
     // ssrf
     #[test]
     fn only_plain_http_urls_are_services() {
-        for good in
-            ["http://127.0.0.1:3000", "https://api.example.com", "http://[::1]:8080", "http://host/base/"]
-        {
+        let good = [
+            "http://127.0.0.1:3000",
+            "https://api.example.com",
+            "http://[::1]:8080",
+            "http://host/base/path/",
+            "HTTP://host",
+        ];
+        for good in good {
             assert!(BaseUrl::parse(good).is_ok(), "{good}");
         }
         for (bad, why) in [
             ("", AddressError::NotAUrl),
             ("127.0.0.1:3000", AddressError::NotAUrl),
+            ("/path", AddressError::NotAUrl),
+            ("http://", AddressError::NotAUrl),
+            ("http://:80", AddressError::NotAUrl),
             ("http://host:0", AddressError::NotAUrl),
             ("http://host:99999", AddressError::NotAUrl),
+            ("http://host name", AddressError::NotAUrl),
             ("ftp://host", AddressError::Scheme),
+            ("file:///etc/passwd", AddressError::NotAUrl),
+            ("gopher://host", AddressError::Scheme),
+            ("unix://host", AddressError::Scheme),
+            ("http://user@host", AddressError::UserInfo),
             ("http://user:pass@host", AddressError::UserInfo),
+            ("http://good.example@evil.example", AddressError::UserInfo),
             ("http://host/?q=1", AddressError::Query),
             ("http://host/#x", AddressError::Query),
         ] {
@@ -121,6 +151,7 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "client")]
     #[test]
     fn the_prefix_stands_before_every_path() {
         let target = |base: &str, path: &str| {

@@ -20,7 +20,7 @@ use super::wire::DrillWire;
 use crate::client::{AdminClient, Request};
 
 /// Timeout of every step of a drill.
-const PATIENCE: Duration = Duration::from_secs(30);
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A check.
 pub(super) struct DrillCheck {
@@ -64,7 +64,7 @@ pub(super) struct DrillEnvironment {
     /// A PostgreSQL database that several processes share. Without it they use an embedded ledger one after the other.
     pub(super) postgres: Option<DrillPostgres>,
     /// Timeout of a server for its PostgreSQL.
-    pub(super) patience: &'static str,
+    pub(super) postgres_timeout: &'static str,
     checks: Vec<DrillCheck>,
     notes: Vec<String>,
 }
@@ -95,14 +95,14 @@ impl DrillEnvironment {
             let why = "it must start a PostgreSQL server: install one (initdb and postgres on the path)";
             return Err(Skipped(why).into());
         }
-        let mut ground =
-            Self { folder, redis, postgres, patience: "5s", checks: Vec::new(), notes: Vec::new() };
-        if matches!(needs, DrillNeeds::Several | DrillNeeds::OwnRedis) && ground.postgres.is_none() {
-            ground.note(
+        let mut environment =
+            Self { folder, redis, postgres, postgres_timeout: "5s", checks: Vec::new(), notes: Vec::new() };
+        if matches!(needs, DrillNeeds::Several | DrillNeeds::OwnRedis) && environment.postgres.is_none() {
+            environment.note(
                 "no PostgreSQL is installed and --postgres names none: one process at a time, because only one process can open an embedded ledger",
             );
         }
-        Ok(ground)
+        Ok(environment)
     }
 
     /// Ends it and returns the checks and the notes.
@@ -156,7 +156,7 @@ impl DrillEnvironment {
     pub(super) async fn serve(&self, config: &[&str]) -> anyhow::Result<DrillServer> {
         let store = match &self.postgres {
             Some(DrillPostgres { url, schema, .. }) => {
-                format!("url = {url:?}\nschema = {schema:?}\ntimeout = {:?}\n", self.patience)
+                format!("url = {url:?}\nschema = {schema:?}\ntimeout = {:?}\n", self.postgres_timeout)
             }
             None => format!("url = \"embedded:{}\"\n", self.folder.path().join("data").display()),
         };
@@ -192,7 +192,7 @@ impl DrillServer {
             .context("a server")?;
         let stdout = child.stdout.take().context("its output")?;
         let mut lines = BufReader::new(stdout).lines();
-        let ready = tokio::time::timeout(PATIENCE, lines.next_line())
+        let ready = tokio::time::timeout(STEP_TIMEOUT, lines.next_line())
             .await
             .context("a server that is not ready")??;
         let ready = ready.context("the server ended immediately: run `semel serve` to see why")?;
@@ -285,7 +285,7 @@ pub(super) async fn until<F: Future<Output = anyhow::Result<bool>>>(
     what: &str,
     mut ask: impl FnMut() -> F,
 ) -> anyhow::Result<()> {
-    let limit = Instant::now() + PATIENCE;
+    let limit = Instant::now() + STEP_TIMEOUT;
     loop {
         if ask().await? {
             return Ok(());

@@ -13,13 +13,13 @@ use crate::telemetry::metrics::Deliveries;
 use crate::telemetry::otlp::{Exporter, Span, SpanKind};
 
 /// Notifies all of them.
-pub(crate) struct Telling {
+pub(crate) struct AttemptObservers {
     pub(crate) counters: Arc<Deliveries>,
     pub(crate) exporter: Option<Arc<Exporter>>,
     pub(crate) waiters: Arc<RunWaiters>,
 }
 
-impl DeliveryObserver for Telling {
+impl DeliveryObserver for AttemptObservers {
     fn attempted(&self, attempted: &Attempted<'_>) {
         self.counters.attempted(attempted);
         // An attempt that was not sent has no span.
