@@ -24,6 +24,9 @@ pub enum Extraction {
     None,
 }
 
+/// The code of a call that is in progress.
+pub(crate) const IN_FLIGHT: &str = "IDEMPOTENCY_IN_FLIGHT";
+
 /// One answer.
 #[derive(Clone, Debug)]
 pub(crate) struct TargetAnswer {
@@ -38,6 +41,8 @@ pub(crate) struct TargetAnswer {
     pub(crate) error: Option<ErrorForm>,
     /// True if the API said that a call with this key is in progress, and not when to ask again.
     pub(crate) without_hint: bool,
+    /// True if the API had answered this request with `IDEMPOTENCY_IN_FLIGHT` before.
+    pub(crate) was_in_flight: bool,
 }
 
 /// A call with the same key is in progress.
@@ -83,6 +88,7 @@ impl TargetAnswer {
             extraction,
             error,
             without_hint: false,
+            was_in_flight: false,
         };
         answer.hint_from_header();
         answer
@@ -113,8 +119,17 @@ impl TargetAnswer {
             (None, true) => Some(ErrorForm { code: problem_code(&body), retry_after: None }),
             (None, false) => None,
         };
-        let mut answer =
-            Self { status, headers, body, payload, envelope: result, extraction, error, without_hint: false };
+        let mut answer = Self {
+            status,
+            headers,
+            body,
+            payload,
+            envelope: result,
+            extraction,
+            error,
+            without_hint: false,
+            was_in_flight: false,
+        };
         answer.hint_from_header();
         answer
     }
@@ -146,7 +161,7 @@ impl TargetAnswer {
         let error = self.error.as_ref()?;
         let hint = error.retry_after.map(seconds);
         match error.code.as_deref() {
-            Some("IDEMPOTENCY_IN_FLIGHT" | "SERVICE_UNAVAILABLE") => {
+            Some(IN_FLIGHT | "SERVICE_UNAVAILABLE") => {
                 Some(InFlight::Until(hint.unwrap_or(Duration::from_secs(1))))
             }
             // These statuses say it by themselves; the others only together with a time to retry.

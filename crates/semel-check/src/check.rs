@@ -63,6 +63,7 @@ pub(crate) enum CheckKind {
     HeaderEqualsStep,
     FieldDiffersStep,
     RetryHint,
+    ConflictAtOnce,
     BodyExcludes,
     ErrorCode,
     AnyOf,
@@ -74,13 +75,14 @@ pub(crate) enum CheckKind {
     ResponseSchema,
     CrossEqual,
     CrossCount,
+    CrossOneRequest,
     RateLimitNotReplayed,
     Unknown,
 }
 
 impl CheckKind {
     /// Every kind by its name in a file.
-    pub(crate) const NAMES: [(&'static str, Self); 33] = [
+    pub(crate) const NAMES: [(&'static str, Self); 35] = [
         ("field_present", Self::FieldPresent),
         ("field_absent", Self::FieldAbsent),
         ("field_pattern", Self::FieldPattern),
@@ -102,6 +104,7 @@ impl CheckKind {
         ("header_equals_step", Self::HeaderEqualsStep),
         ("field_differs_step", Self::FieldDiffersStep),
         ("retry_hint", Self::RetryHint),
+        ("conflict_at_once", Self::ConflictAtOnce),
         ("body_excludes", Self::BodyExcludes),
         ("error_code", Self::ErrorCode),
         ("any_of", Self::AnyOf),
@@ -113,6 +116,7 @@ impl CheckKind {
         ("response_schema", Self::ResponseSchema),
         ("cross_response_field_equal", Self::CrossEqual),
         ("cross_response_count_distinct", Self::CrossCount),
+        ("cross_response_one_request", Self::CrossOneRequest),
         ("replay_not_cached_rate_limit", Self::RateLimitNotReplayed),
     ];
 
@@ -122,7 +126,7 @@ impl CheckKind {
 
     /// True if it compares several answers.
     pub(crate) fn crosses(self) -> bool {
-        matches!(self, Self::CrossEqual | Self::CrossCount)
+        matches!(self, Self::CrossEqual | Self::CrossCount | Self::CrossOneRequest)
     }
 
     /// True if it defines which status or error is correct.

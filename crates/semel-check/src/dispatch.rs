@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use crate::answer::{InFlight, TargetAnswer};
+use crate::answer::{IN_FLIGHT, InFlight, TargetAnswer};
 use crate::call::CheckCall;
 use crate::wire::{CheckedTarget, Connection, SharedHalves, WireError};
 
@@ -100,7 +100,7 @@ async fn resolve(
     deadline: Instant,
 ) -> Result<TargetAnswer, WireError> {
     let mut answer = call.send_over(connection, target).await?;
-    let (mut pause, mut without_hint) = (FIRST_PAUSE, false);
+    let (mut pause, mut without_hint, mut was_in_flight) = (FIRST_PAUSE, false, false);
     for _ in 0..AGAIN {
         let wait = match answer.in_flight() {
             None => break,
@@ -111,6 +111,7 @@ async fn resolve(
                 pause
             }
         };
+        was_in_flight |= answer.code() == Some(IN_FLIGHT);
         let Some(then) = Instant::now().checked_add(wait).filter(|then| *then < deadline) else { break };
         sleep_until(then).await;
         let connection = target.open(SharedHalves::released()).await?;
@@ -118,6 +119,7 @@ async fn resolve(
     }
     // A 409 that stays is a conflict, which needs no hint.
     answer.without_hint = without_hint && answer.in_flight().is_none();
+    answer.was_in_flight = was_in_flight;
     Ok(answer)
 }
 

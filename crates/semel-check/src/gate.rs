@@ -1,10 +1,32 @@
 //! Decides what applies: capabilities, requirements, conditions.
 
+use std::fmt;
+
 use serde_json::{Map, Value};
 
 use crate::path::{Path, same};
 use crate::report::{Reason, Skip};
 use crate::storyboard::{CapabilityGate, Wants};
+
+/// A release of a protocol: `4.0`. Pre-releases count as their release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Release {
+    major: u32,
+    minor: u32,
+}
+
+impl Release {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (major, minor) = text.split('-').next()?.split_once('.')?;
+        Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })
+    }
+}
+
+impl fmt::Display for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
 
 /// The reason why a capability gate is closed, if it is.
 pub(crate) fn closed(gate: &CapabilityGate, capabilities: &Value) -> Option<Skip> {
@@ -21,6 +43,11 @@ pub(crate) fn closed(gate: &CapabilityGate, capabilities: &Value) -> Option<Skip
         Wants::NotContains(wanted) => {
             let without = items.is_some_and(|items| !items.iter().any(|item| same(item, wanted)));
             (without, format!("does not contain {wanted}"))
+        }
+        Wants::AtLeast(wanted) => {
+            let releases = items.into_iter().flatten().chain(found.as_ref());
+            let mut releases = releases.filter_map(|found| Release::parse(found.as_str()?));
+            (releases.any(|release| release >= *wanted), format!("is at least {wanted}"))
         }
         Wants::Present(wanted) => (found.is_some() == *wanted, format!("present: {wanted}")),
     };
@@ -109,7 +136,7 @@ pub(crate) fn condition(text: &str, context: &Map<String, Value>, test_kit: &Val
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{Condition, closed, condition};
+    use super::{Condition, Release, closed, condition};
     use crate::report::Reason;
     use crate::storyboard::{CapabilityGate, Wants};
 
@@ -135,7 +162,9 @@ mod tests {
 
     #[test]
     fn gates_are_closed_where_nothing_is_declared() {
-        let capabilities = json!({"protocols": ["media_buy"], "adcp": {"idempotency": {"supported": true}}});
+        let adcp = json!({"idempotency": {"supported": true}, "supported_versions": ["3.1", "4.0-rc.1"]});
+        let capabilities = json!({"protocols": ["media_buy"], "adcp": adcp, "adcp_version": "3.1"});
+        let at_least = |text| Wants::AtLeast(Release::parse(text).unwrap());
         for (path, wants, open) in [
             ("adcp.idempotency.supported", Wants::Equals(json!(true)), true),
             ("adcp.idempotency.supported", Wants::Equals(json!(false)), false),
@@ -144,6 +173,12 @@ mod tests {
             ("missing", Wants::NotContains(json!("x")), false),
             ("missing", Wants::Present(false), true),
             ("protocols", Wants::Present(true), true),
+            ("adcp.supported_versions", at_least("4.0"), true),
+            ("adcp.supported_versions", at_least("4.1"), false),
+            ("adcp_version", at_least("3.1"), true),
+            ("adcp_version", at_least("4.0"), false),
+            ("missing", at_least("0.0"), false),
+            ("protocols", at_least("0.0"), false),
         ] {
             let skip = closed(&CapabilityGate { path: path.to_owned(), wants }, &capabilities);
             assert_eq!(skip.is_none(), open, "{path}");

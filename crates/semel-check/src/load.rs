@@ -9,6 +9,7 @@ use std::path::Path as FilePath;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Mistake};
+use crate::gate::Release;
 use crate::reader::{FoundProblems, MappingReader};
 use crate::storyboard::{
     CapabilityGate, Explain, Level, Seeding, Storyboard, StoryboardDialect, StoryboardPhase, Transport, Wants,
@@ -238,10 +239,19 @@ fn read_gate(mut table: MappingReader<'_>, log: &FoundProblems) -> Option<Capabi
     wants.extend(table.json("equals").map(Wants::Equals));
     wants.extend(table.json("contains").map(Wants::Contains));
     wants.extend(table.json("not_contains").map(Wants::NotContains));
+    if let Some(text) = table.text("at_least") {
+        match Release::parse(&text) {
+            Some(release) => wants.push(Wants::AtLeast(release)),
+            None => log.mistake(at, format!("`at_least` to be a release such as \"4.0\", not {text:?}")),
+        }
+    }
     wants.extend(table.flag("present").map(Wants::Present));
     table.finish(&[]);
     if wants.len() != 1 {
-        log.mistake(at, "exactly one of equals, contains, not_contains, present in a capability gate");
+        log.mistake(
+            at,
+            "exactly one of equals, contains, not_contains, present, at_least in a capability gate",
+        );
     }
     wants.pop().map(|wants| CapabilityGate { path, wants })
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use crate::check::Check;
+use crate::gate::Release;
 
 /// A whole file.
 #[derive(Clone, Debug)]
@@ -122,6 +123,8 @@ pub(crate) enum Wants {
     Equals(Value),
     Contains(Value),
     NotContains(Value),
+    /// A release that is not older than this one.
+    AtLeast(Release),
     Present(bool),
 }
 

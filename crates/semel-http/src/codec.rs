@@ -4,7 +4,10 @@
 //! given byte for byte. Where HTTP carries messages, the message contains all of that. The codec separates the two: it reads the call
 //! from a request, classifies an answer, and formats stored answers and refusals.
 
+use std::sync::Arc;
+
 use http::Response;
+use semel::record::Terms;
 
 use crate::KeySource;
 use crate::body::Body;
@@ -72,7 +75,7 @@ impl Codec {
 pub(crate) enum Asked {
     Request,
     #[cfg(feature = "mcp")]
-    Message(std::sync::Arc<mcp::McpCall>),
+    Message(Arc<mcp::McpCall>),
 }
 
 impl Asked {
@@ -82,6 +85,15 @@ impl Asked {
             Self::Request => profile.answer(problem),
             #[cfg(feature = "mcp")]
             Self::Message(call) => call.tell(profile, problem),
+        }
+    }
+
+    /// The terms of the call, where they differ from those of its route.
+    pub(crate) fn terms(&self) -> Option<&Arc<Terms>> {
+        match self {
+            Self::Request => None,
+            #[cfg(feature = "mcp")]
+            Self::Message(call) => call.terms.as_ref(),
         }
     }
 

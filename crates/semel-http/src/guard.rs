@@ -486,7 +486,8 @@ impl Inner {
         let retry = if settled { RetryAdvice::Useful } else { RetryAdvice::Useless };
         // A key that is executed again at in_flight_max cannot be answered earlier.
         let is_run_late = policy.terms.mode == Mode::Marked && policy.on_doubt == OnDoubt::Release;
-        let retry_after = is_run_late.then_some(policy.terms.in_flight_max);
+        let terms = asked.terms().map_or(&policy.terms, AsRef::as_ref);
+        let retry_after = is_run_late.then_some(terms.in_flight_max);
         let problem = Problem {
             status: Some(status),
             retry: Some(retry),

@@ -22,6 +22,7 @@ pub(crate) mod path;
 mod pattern;
 mod template;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,6 +53,8 @@ pub struct RoutePolicy {
     pub(crate) scope: Option<Scope>,
     pub(crate) derived: Derived,
     pub(crate) terms: Terms,
+    /// Terms of tools whose calls have another `in_flight_max`.
+    pub(crate) tool_terms: BTreeMap<String, Arc<Terms>>,
     pub(crate) in_flight: InFlight,
     pub(crate) wait: Duration,
     pub(crate) pin: Pin,
@@ -385,6 +388,12 @@ impl RoutePolicy {
     pub fn guards(&self, method: &Method) -> bool {
         // Nearly every guarded method is among the first two.
         self.guarding == Guarding::Guarded && self.methods.iter().any(|guarded| guarded == method)
+    }
+
+    /// The longest `in_flight_max` of all calls: what the route can publish.
+    pub(crate) fn longest_in_flight(&self) -> Duration {
+        let tools = self.tool_terms.values().map(|terms| terms.in_flight_max);
+        tools.fold(self.terms.in_flight_max, Duration::max)
     }
 
     /// True if the upstream gets a derived key.

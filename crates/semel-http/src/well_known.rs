@@ -64,7 +64,7 @@ fn describe(policy: &RoutePolicy, profile: &Profile) -> Map<String, Value> {
         ("key", key),
         ("required", json!(policy.required == KeyRequired::Required)),
         ("replay_ttl_seconds", json!(policy.terms.retention.as_secs())),
-        ("in_flight_max_seconds", json!(policy.terms.in_flight_max.as_secs().max(1))),
+        ("in_flight_max_seconds", json!(policy.longest_in_flight().as_secs().max(1))),
         (
             "in_flight",
             json!(match policy.in_flight {

@@ -6,8 +6,8 @@ use super::{Check, CheckKind, CheckVerdict};
 use crate::answer::TargetAnswer;
 use crate::path::{Path, same};
 
-/// Checks all answers of one step together.
-pub(crate) fn across(check: &Check, answers: &[&TargetAnswer]) -> CheckVerdict {
+/// Checks all answers of one step together. By turns, they answer `variants` different requests.
+pub(crate) fn across(check: &Check, answers: &[&TargetAnswer], variants: usize) -> CheckVerdict {
     if answers.len() < 2 {
         return CheckVerdict::NotApplicable("compares several answers; this step has one".to_owned());
     }
@@ -34,6 +34,7 @@ pub(crate) fn across(check: &Check, answers: &[&TargetAnswer]) -> CheckVerdict {
             let actual = || json!({"observed_values": observed, "missing": found.len() - resolved});
             CheckVerdict::judge(held, || json!({"path": path_text, "equal_on": found.len()}), actual)
         }
+        CheckKind::CrossOneRequest => one_request(&found, variants),
         _ => {
             let count = distinct.len();
             let allowed = check.allowed.clone().unwrap_or_default();
@@ -46,6 +47,21 @@ pub(crate) fn across(check: &Check, answers: &[&TargetAnswer]) -> CheckVerdict {
             CheckVerdict::judge(held, || json!({"path": path_text, "allowed_values": allowed}), actual)
         }
     }
+}
+
+/// True if the answers with a value are all the answers to one of the requests, and to no other.
+fn one_request(found: &[Option<Value>], variants: usize) -> CheckVerdict {
+    let counts: Vec<(usize, usize)> = (0..variants.max(1))
+        .map(|variant| {
+            let of = || found.iter().skip(variant).step_by(variants.max(1));
+            (of().flatten().count(), of().count())
+        })
+        .collect();
+    let answered = counts.iter().filter(|(resolved, _)| *resolved > 0).count();
+    let held = answered == 1 && counts.iter().all(|(resolved, sent)| *resolved == 0 || resolved == sent);
+    let actual = || Value::from(counts.iter().map(|(resolved, _)| *resolved).collect::<Vec<_>>());
+    let expected = || json!("every answer to one of the requests, and none to the others");
+    CheckVerdict::judge(held, expected, || json!({"answers_with_the_effect": actual()}))
 }
 
 /// Compares the rate-limited answer with the answer to the same key after the wait.

@@ -106,6 +106,14 @@ pub(crate) fn one(check: &Check, view: CheckView<'_>) -> CheckVerdict {
             let equal = first.as_ref().zip(now.as_ref()).is_some_and(|(first, now)| same(first, now));
             CheckVerdict::judge(!equal, || json!({"not": first}), || json!(now))
         }),
+        CheckKind::ConflictAtOnce => {
+            let is_late = answer.was_in_flight && answer.code().is_some_and(|code| code.contains("CONFLICT"));
+            CheckVerdict::judge(
+                !is_late,
+                || json!("IDEMPOTENCY_CONFLICT at once"),
+                || json!("IDEMPOTENCY_IN_FLIGHT, then IDEMPOTENCY_CONFLICT for the same request"),
+            )
+        }
         CheckKind::RetryHint => CheckVerdict::judge(
             !answer.without_hint,
             || json!("the header Retry-After"),
@@ -147,7 +155,7 @@ pub(crate) fn one(check: &Check, view: CheckView<'_>) -> CheckVerdict {
                 Some(known) => schema::validate(known, payload),
             }
         }
-        CheckKind::CrossEqual | CheckKind::CrossCount => {
+        CheckKind::CrossEqual | CheckKind::CrossCount | CheckKind::CrossOneRequest => {
             CheckVerdict::NotApplicable("compares several answers; this step has one".to_owned())
         }
         CheckKind::RateLimitNotReplayed => {

@@ -144,7 +144,7 @@ impl Checks<'_> {
             CheckKind::AnyOf => {
                 (check.nested.is_empty() && !wanted).then_some("`checks`, or `allowed_values`")
             }
-            CheckKind::CrossEqual | CheckKind::CrossCount => {
+            CheckKind::CrossEqual | CheckKind::CrossCount | CheckKind::CrossOneRequest => {
                 if self.dialect == StoryboardDialect::Own && !self.several {
                     return Some("a step with `parallel_dispatch` or `repeat`");
                 }
@@ -155,7 +155,10 @@ impl Checks<'_> {
             }
             CheckKind::RateLimitNotReplayed => (self.dialect == StoryboardDialect::Own && !self.tripping)
                 .then_some("a step with `rate_limit_trip`"),
-            CheckKind::RetryHint | CheckKind::ResponseSchema | CheckKind::Unknown => None,
+            CheckKind::RetryHint
+            | CheckKind::ConflictAtOnce
+            | CheckKind::ResponseSchema
+            | CheckKind::Unknown => None,
         }
     }
 }

@@ -154,7 +154,11 @@ impl Grader<'_> {
         if check.kind.crosses() {
             let answers: Vec<&TargetAnswer> =
                 self.exchanges.iter().map(|exchange| &exchange.answer).collect();
-            let verdict = across(&filled, &answers);
+            let variants = match &self.step.spread {
+                Spread::Parallel(parallel) => parallel.vary.len(),
+                _ => 1,
+            };
+            let verdict = across(&filled, &answers, variants);
             validation.note = self.race_sentence(&filled, &verdict);
             return self.with_verdict(validation, verdict, self.exchanges.first(), check.severity);
         }
@@ -198,6 +202,14 @@ impl Grader<'_> {
             let statuses: Vec<String> =
                 actual.get("observed_values")?.as_array()?.iter().map(Value::to_string).collect();
             return Some(format!("{requests} requests, all answered {}", statuses.join(", ")));
+        }
+        if let Some(counts) = actual.get("answers_with_the_effect").and_then(Value::as_array) {
+            let counts: Vec<String> = counts.iter().map(Value::to_string).collect();
+            return Some(format!(
+                "{requests} requests of {} kinds with one key: {} of them got the effect; one kind must get it always, the others never",
+                counts.len(),
+                counts.join(" and ")
+            ));
         }
         let effects = actual.get("observed_cardinality")?.as_u64()?;
         Some(match effects {

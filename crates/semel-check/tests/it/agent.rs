@@ -27,6 +27,38 @@ pub(crate) enum Form {
 pub(crate) enum Knows {
     Idempotency,
     Nothing,
+    /// Idempotency, in a style of its own.
+    Style(Style),
+    /// Idempotency, with one flaw.
+    Flaw(Flaw),
+}
+
+/// How a correct agent behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Style {
+    /// A duplicate waits for the first request.
+    Waits,
+    /// A duplicate gets SERVICE_UNAVAILABLE, as before AdCP 3.1.
+    Unavailable,
+    /// It announces AdCP 4.0 and its limit.
+    Release4,
+}
+
+/// The single flaw of an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    /// Stores the payload with the answer: until then, another request is told to wait.
+    ConflictAfterInFlight,
+    /// Takes a duplicate in progress for a conflict.
+    ConflictForSameRequest,
+    /// Compares payloads only after the first request has ended: others wait and get its answer.
+    AnswersOtherRequest,
+    /// The payload of the last request replaces the first one until the answer is stored.
+    LastRequestWins,
+    /// Announces AdCP 4.0 without a limit.
+    NoInFlightLimit,
+    /// Its limit is above the time for which it stores answers.
+    LimitAboveRetention,
 }
 
 type Buy = (Value, Arc<tokio::sync::Mutex<Option<Value>>>);
@@ -133,10 +165,20 @@ impl Agent {
 
     fn capabilities(&self) -> Value {
         match self.knows {
-            Knows::Idempotency => {
+            Knows::Idempotency
+            | Knows::Style(Style::Waits | Style::Unavailable)
+            | Knows::Flaw(
+                Flaw::ConflictAfterInFlight
+                | Flaw::ConflictForSameRequest
+                | Flaw::AnswersOtherRequest
+                | Flaw::LastRequestWins,
+            ) => {
                 json!({"adcp": {"idempotency": {"supported": true, "replay_ttl_seconds": 86400}}})
             }
             Knows::Nothing => json!({"adcp": {}}),
+            Knows::Style(Style::Release4) => with_limit(&["3.1", "4.0"], json!(60)),
+            Knows::Flaw(Flaw::NoInFlightLimit) => with_limit(&["4.0"], json!(null)),
+            Knows::Flaw(Flaw::LimitAboveRetention) => with_limit(&["3.1"], json!(86_401)),
         }
     }
 
@@ -163,14 +205,34 @@ impl Agent {
                 self.left.fetch_sub(1, Ordering::SeqCst);
             }
             let entry = buys.entry(at).or_insert_with(|| (fingerprint.clone(), Arc::default()));
+            let is_running = entry.1.try_lock().is_err();
+            if is_running && self.knows == Knows::Flaw(Flaw::LastRequestWins) {
+                entry.0.clone_from(&fingerprint);
+            }
             (entry.0.clone(), Arc::clone(&entry.1))
         };
-        if known != fingerprint {
-            return error("IDEMPOTENCY_CONFLICT", &json!({"recovery": "correctable"}));
+        let conflict = || error("IDEMPOTENCY_CONFLICT", &json!({"recovery": "correctable"}));
+        let is_running = outcome.try_lock().is_err();
+        let compares = match self.knows {
+            Knows::Flaw(Flaw::ConflictAfterInFlight | Flaw::AnswersOtherRequest) => !is_running,
+            _ => true,
+        };
+        if compares && known != fingerprint {
+            return conflict();
         }
-        // Whoever comes second while the first is under way is told so.
-        let Ok(mut held) = outcome.try_lock() else {
-            return error("IDEMPOTENCY_IN_FLIGHT", &json!({"retry_after": 1}));
+        let held = match (outcome.try_lock(), self.knows) {
+            (Ok(held), _) => Ok(held),
+            (Err(_), Knows::Style(Style::Waits) | Knows::Flaw(Flaw::AnswersOtherRequest)) => {
+                Ok(outcome.lock().await)
+            }
+            (Err(_), Knows::Style(Style::Unavailable)) => Err("SERVICE_UNAVAILABLE"),
+            (Err(_), Knows::Flaw(Flaw::ConflictForSameRequest)) => return conflict(),
+            // A duplicate is told that the first request is in progress.
+            (Err(_), _) => Err("IDEMPOTENCY_IN_FLIGHT"),
+        };
+        let mut held = match held {
+            Ok(held) => held,
+            Err(code) => return error(code, &json!({"retry_after": 1})),
         };
         if let Some(stored) = &*held {
             let mut replay = stored.clone();
@@ -187,12 +249,22 @@ impl Agent {
     }
 
     async fn make(&self, arguments: &Value) -> Value {
-        sleep(Duration::from_millis(20)).await;
+        // Long enough that others meet it, where that is what the test is about.
+        let takes = if matches!(self.knows, Knows::Flaw(_)) { 200 } else { 20 };
+        sleep(Duration::from_millis(takes)).await;
         if arguments["packages"][0]["product_id"] == "no-such-product" {
             return error("PRODUCT_NOT_FOUND", &json!({}));
         }
         json!({"media_buy_id": format!("mb-{}", self.made.fetch_add(1, Ordering::SeqCst)), "status": "active"})
     }
+}
+
+fn with_limit(releases: &[&str], limit: Value) -> Value {
+    let mut idempotency = json!({"supported": true, "replay_ttl_seconds": 86400});
+    if !limit.is_null() {
+        idempotency["in_flight_max_seconds"] = limit;
+    }
+    json!({"adcp": {"supported_versions": releases, "idempotency": idempotency}})
 }
 
 fn controller(arguments: &Value) -> Value {

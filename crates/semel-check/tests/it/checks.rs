@@ -193,6 +193,9 @@ async fn checks_across_answers() {
             "{check: cross_response_count_distinct, path: id, allowed_values: [1]}",
             CheckOutcome::Passed,
         ),
+        ("/some", "{check: cross_response_one_request, path: id}", CheckOutcome::Passed),
+        ("/same", "{check: cross_response_one_request, path: id}", CheckOutcome::Failed),
+        ("/none", "{check: cross_response_one_request, path: id}", CheckOutcome::Failed),
         ("/none", "{check: cross_response_field_equal, path: id}", CheckOutcome::Failed),
         (
             "/none",

@@ -3,7 +3,7 @@
 use semel_check::{Extraction, Grade, Reason, Report, RunOptions, Runner, Storyboard, suite};
 use serde_json::json;
 
-use crate::agent::{self, Form, Knows};
+use crate::agent::{self, Flaw, Form, Knows, Style};
 use crate::kit::run_text;
 
 async fn run(name: &str, form: Form, knows: Knows) -> Report {
@@ -41,7 +41,58 @@ async fn a_conforming_agent_passes_the_hard_part() {
         .filter(|step| step.grade == Grade::Skipped)
         .map(|step| step.phase.as_str())
         .collect();
-    assert_eq!(skipped, ["expiry_edge", "expiry_edge", "expiry_edge", "rate_limit"]);
+    assert_eq!(
+        skipped,
+        [
+            "in_flight_limit",
+            "in_flight_bounds",
+            "in_flight_bounds",
+            "expiry_edge",
+            "expiry_edge",
+            "expiry_edge",
+            "rate_limit"
+        ]
+    );
+}
+
+// Both policies of the protocol for a duplicate, and its releases.
+#[tokio::test(flavor = "multi_thread")]
+async fn correct_agents_of_every_style_fail_no_case() {
+    for style in [Style::Waits, Style::Unavailable, Style::Release4] {
+        let report = run("adcp", Form::Json, Knows::Style(style)).await;
+        assert_eq!(report.failed_cases(), Vec::<&str>::new(), "{style:?} {}", semel_check::json(&report));
+    }
+}
+
+// Each flaw was hidden: requests that were told to wait were repeated until the answer looked right.
+#[tokio::test(flavor = "multi_thread")]
+async fn flaws_behind_a_call_in_progress_are_found() {
+    let flaws = [
+        (
+            Flaw::ConflictAfterInFlight,
+            &["conflict_in_flight"] as &[&str],
+            "expected \"IDEMPOTENCY_CONFLICT at once\", got \"IDEMPOTENCY_IN_FLIGHT, then IDEMPOTENCY_CONFLICT",
+        ),
+        (
+            Flaw::ConflictForSameRequest,
+            &["race_10", "race_100", "conflict_in_flight"],
+            "one kind must get it always, the others never",
+        ),
+        (Flaw::AnswersOtherRequest, &["conflict_in_flight"], "one kind must get it always, the others never"),
+        // Which of the two sentences it is depends on the order of the requests.
+        (Flaw::LastRequestWins, &["conflict_in_flight"], "racing: "),
+        (Flaw::NoInFlightLimit, &["in_flight_limit"], "expected greater than 0, got nothing"),
+        (Flaw::LimitAboveRetention, &["in_flight_bounds"], "at most replay_ttl_seconds"),
+    ];
+    // Most of the time they wait.
+    let running: Vec<_> =
+        flaws.iter().map(|(flaw, ..)| tokio::spawn(run("adcp", Form::Json, Knows::Flaw(*flaw)))).collect();
+    for ((flaw, cases, sentence), report) in flaws.into_iter().zip(running) {
+        let report = report.await.unwrap();
+        assert_eq!(report.failed_cases(), cases, "{flaw:?} {}", semel_check::json(&report));
+        let text = semel_check::pretty(&report, semel_check::Paint::Plain, semel_check::Verbosity::Short);
+        assert!(text.contains(sentence), "{flaw:?}: {text}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -83,7 +83,8 @@ impl Inner {
             Err(claimed) => return claimed,
         };
         let once = self.engine.once(self.key(admitted)).payload(admitted.payload);
-        let once = once.terms(Arc::clone(&route.terms)).origin(origin.clone());
+        let terms = asked.terms().unwrap_or(&route.terms);
+        let once = once.terms(Arc::clone(terms)).origin(origin.clone());
         let once = match request_id(headers) {
             Some(id) => once.request_id(id),
             None => once,

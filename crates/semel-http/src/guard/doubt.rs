@@ -50,19 +50,20 @@ impl Inner {
         let Ok(id) = self.engine.id(&self.key(admitted)).await else { return SOON };
         match (policy.on_doubt, &policy.probe) {
             (OnDoubt::Probe, Some(probe)) => self.probe(policy, probe, admitted, id, headers).await,
-            (OnDoubt::Release, _) => self.release(policy, id).await,
+            (OnDoubt::Release, _) => self.release(id).await,
             _ => STAYS,
         }
     }
 
     /// Executes a key again once `in_flight_max` has passed since its claim.
-    async fn release(&self, policy: &RoutePolicy, id: KeyId) -> SettleResult {
+    async fn release(&self, id: KeyId) -> SettleResult {
         let snapshot = match self.engine.store().get(id).await {
             Ok(Some(snapshot)) if snapshot.phase() == Phase::InDoubt => snapshot,
             Ok(_) => return SettleResult::ClaimAgain,
             Err(_) => return SOON,
         };
-        let left = snapshot.record.claimed_at.after(policy.terms.in_flight_max).left(snapshot.now);
+        let record = &snapshot.record;
+        let left = record.claimed_at.after(record.terms.in_flight_max).left(snapshot.now);
         if !left.is_zero() {
             return SettleResult::Not { retry_after: Some(left) };
         }

@@ -1,6 +1,7 @@
 //! The steps that differ where calls are MCP messages: `messages` admits a call, `tool_answer` reads and stores its answer (with `live`,
-//! for streams), and `hear` finds the answer in a response.
+//! for streams), `hear` finds the answer in a response, and `ask` lists the tools of the upstream.
 
+mod ask;
 mod hear;
 mod live;
 mod messages;

@@ -1,14 +1,19 @@
 //! Classifies the answer to a tool call, and formats stored answers and refusals.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 use semel::canonical::to_canonical;
+use semel::record::Terms;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::json::{Object, raw};
+use super::json::{Object, raw, text_of};
+use super::release::Release;
 use super::sse;
+use super::tools::CallFacts;
 use crate::body::Body;
 use crate::problem::{Problem, RetryAdvice, Situation, seconds};
 use crate::profile::Profile;
@@ -22,6 +27,27 @@ pub(crate) struct McpCall {
     pub(crate) context: Option<Box<RawValue>>,
     pub(crate) accepts: Accepts,
     pub(crate) form: Form,
+    /// Terms of the called tool, where they differ from those of the route.
+    pub(crate) terms: Option<Arc<Terms>>,
+    /// What the agent told this caller.
+    pub(crate) facts: CallFacts,
+    pub(crate) results: ResultForm,
+}
+
+/// Whether a result names its type, which protocol versions without sessions require.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ResultForm {
+    Plain,
+    Typed,
+}
+
+impl ResultForm {
+    fn result_type(self) -> Option<&'static str> {
+        match self {
+            Self::Plain => None,
+            Self::Typed => Some("complete"),
+        }
+    }
 }
 
 /// The answer formats that a client accepts.
@@ -91,9 +117,12 @@ struct TextContent<'a> {
 #[serde(rename_all = "camelCase")]
 struct ToolResult<'a> {
     content: [TextContent<'a>; 1],
-    structured_content: &'a RawValue,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    structured_content: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
     is_error: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result_type: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -115,8 +144,14 @@ impl McpCall {
             Some(RetryAdvice::Useful) => "transient",
             Some(RetryAdvice::Useless) | None => telling.recovery,
         };
+        // Before it had a code of its own, a call in progress was a service that is unavailable for a moment.
+        let is_coded = self.facts.release.is_none_or(|release| release >= Release::WITH_IN_FLIGHT);
+        let code = match problem.situation {
+            Situation::InFlight if !is_coded => profile.text(Situation::StoreUnavailable).kind,
+            _ => telling.kind,
+        };
         let error = AdcpError {
-            code: telling.kind,
+            code,
             message: problem.detail.as_deref().unwrap_or_else(|| words(problem.situation)),
             recovery,
             retry_after,
@@ -126,7 +161,12 @@ impl McpCall {
             Form::ToolResult => {
                 let payload = raw(&McpPayload { adcp_error: &error, context: self.context.as_deref() });
                 let content = [TextContent { r#type: "text", text: payload.get() }];
-                let result = ToolResult { content, structured_content: &payload, is_error: Some(true) };
+                let result = ToolResult {
+                    content,
+                    structured_content: (!self.facts.result.excludes_errors).then_some(&payload),
+                    is_error: Some(true),
+                    result_type: self.results.result_type(),
+                };
                 self.answer(StatusCode::OK, &self.message("result", raw(&result)), AnswerFormat::Json)
             }
             Form::Error(code) => {
@@ -147,16 +187,23 @@ impl McpCall {
             Some(result) if kept.has("jsonrpc") => result,
             // The outcome of a probe or of an operator's settlement is the tool's own result, without a message around it.
             _ => {
-                wrapped = wrap(&kept);
+                wrapped = wrap(&kept, self.results);
                 Object::read(wrapped.get())?
             }
         };
-        edit(&mut result, |payload| {
+        edit(&mut result, |payload, place| {
+            // Clients reject a structured result with members that the agent's list does not declare.
+            let is_closed = place == PayloadPlace::Structured && self.facts.result.is_closed;
             match &self.context {
-                Some(context) => payload.set("context", context.clone()),
+                Some(context) if !is_closed || payload.has("context") => {
+                    payload.set("context", context.clone());
+                }
+                Some(_) => {}
                 None => payload.remove("context"),
             }
-            payload.set("replayed", raw(&true));
+            if !is_closed {
+                payload.set("replayed", raw(&true));
+            }
         });
         let format = if is_events(&parts.headers) { AnswerFormat::Events } else { AnswerFormat::Json };
         let mut answer = self.answer(StatusCode::OK, &self.message("result", result.to_raw()), format);
@@ -244,25 +291,43 @@ fn words(situation: Situation) -> &'static str {
 }
 
 /// Wraps a bare result as the result of a tool.
-fn wrap(payload: &Object<'_>) -> Box<RawValue> {
+fn wrap(payload: &Object<'_>, form: ResultForm) -> Box<RawValue> {
     let payload = payload.to_raw();
     let content = [TextContent { r#type: "text", text: payload.get() }];
-    raw(&ToolResult { content, structured_content: &payload, is_error: None })
+    let result_type = form.result_type();
+    raw(&ToolResult { content, structured_content: Some(&payload), is_error: None, result_type })
+}
+
+/// Where a result holds a copy of the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PayloadPlace {
+    Structured,
+    Text,
 }
 
 /// Changes a result in both places where clients look for it: the structured content, and the JSON in the text.
-pub(crate) fn edit(result: &mut Object<'_>, change: impl Fn(&mut Object<'_>)) {
-    if let Some(mut payload) = result.object("structuredContent") {
-        change(&mut payload);
-        let payload = payload.to_raw();
-        result.set("structuredContent", payload);
+pub(crate) fn edit(result: &mut Object<'_>, change: impl Fn(&mut Object<'_>, PayloadPlace)) {
+    let structured = result.object("structuredContent").map(|mut structured| {
+        match unwrapped(&structured, text_payload(result).as_deref()) {
+            Some((text, form)) => {
+                let mut payload = Object::read(&text).unwrap_or_default();
+                change(&mut payload, PayloadPlace::Structured);
+                let payload = payload.to_raw();
+                structured.set("result", if form == Wrapped::Text { raw(payload.get()) } else { payload });
+            }
+            None => change(&mut structured, PayloadPlace::Structured),
+        }
+        structured.to_raw()
+    });
+    if let Some(structured) = structured {
+        result.set("structuredContent", structured);
     }
     let Some(content) = result.get("content") else { return };
     let Ok(mut items) = serde_json::from_str::<Vec<Object<'_>>>(content.get()) else { return };
     let is_changed = items.iter_mut().any(|item| {
         let Some(text) = json_text(item) else { return false };
         let Some(mut payload) = Object::read(&text) else { return false };
-        change(&mut payload);
+        change(&mut payload, PayloadPlace::Text);
         item.set("text", raw(payload.to_raw().get()));
         true
     });
@@ -270,6 +335,23 @@ pub(crate) fn edit(result: &mut Object<'_>, change: impl Fn(&mut Object<'_>)) {
         let items = raw(&items);
         result.set("content", items);
     }
+}
+
+/// How a library put a payload into the only member `result`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrapped {
+    Object,
+    Text,
+}
+
+/// The payload in `{"result": …}`: libraries write so what a tool does not declare as an object. The text of the content has it bare.
+fn unwrapped(structured: &Object<'_>, text: Option<&str>) -> Option<(String, Wrapped)> {
+    let (inner, text) = (structured.only("result")?, text?);
+    if text_of(inner).is_some_and(|inner| inner == text) {
+        return Some((text.to_owned(), Wrapped::Text));
+    }
+    (inner.get().starts_with('{') && is_same(inner, &RawValue::from_string(text.to_owned()).ok()?))
+        .then(|| (text.to_owned(), Wrapped::Object))
 }
 
 /// The text of a content item, if it is text.
@@ -311,14 +393,15 @@ fn is_same(one: &RawValue, other: &RawValue) -> bool {
 
 fn is_failure(result: &Object<'_>) -> bool {
     let says_error = result.get("isError").is_some_and(|value| !matches!(value.get(), "false" | "null"));
-    if says_error || holds_errors(result) {
+    // The agent asks its client something before it acts.
+    let asks = result.text("resultType").is_some_and(|kind| kind == "input_required");
+    if says_error || asks || holds_errors(result) {
         return true;
     }
+    let text = text_payload(result);
     match result.object("structuredContent") {
-        Some(payload) => holds_errors(&payload),
-        None => {
-            text_payload(result).is_some_and(|text| Object::read(&text).is_some_and(|it| holds_errors(&it)))
-        }
+        Some(payload) if unwrapped(&payload, text.as_deref()).is_none() => holds_errors(&payload),
+        _ => text.is_some_and(|text| Object::read(&text).is_some_and(|it| holds_errors(&it))),
     }
 }
 
@@ -338,7 +421,7 @@ fn holds_errors(payload: &Object<'_>) -> bool {
 pub(crate) fn changed(message: &[u8], change: impl Fn(&mut Object<'_>)) -> Option<Box<RawValue>> {
     let mut message = Object::read_bytes(message)?;
     let mut result = message.object("result")?;
-    edit(&mut result, change);
+    edit(&mut result, |payload, _| change(payload));
     let result = result.to_raw();
     message.set("result", result);
     Some(message.to_raw())
@@ -367,6 +450,21 @@ mod tests {
             (r#""result":{"content":[{"type":"text","text":"{\"errors\":[{}]}"}]}"#, failure),
             (r#""result":{"content":[{"type":"text","text":"{\"adcp_error\":{}}"}]}"#, failure),
             (r#""error":{"code":-32000,"message":"no"}"#, failure),
+            (r#""result":{"resultType":"complete","content":[]}"#, success),
+            (r#""result":{"resultType":"input_required","inputRequests":{}}"#, failure),
+            // As libraries for Python wrap a text, and an object that is not declared as one.
+            (
+                r#""result":{"content":[{"type":"text","text":"{\"errors\":[{}]}"}],"structuredContent":{"result":"{\"errors\":[{}]}"}}"#,
+                failure,
+            ),
+            (
+                r#""result":{"content":[{"type":"text","text":"{\"adcp_error\": {}}"}],"structuredContent":{"result":{"adcp_error":{}}}}"#,
+                failure,
+            ),
+            (
+                r#""result":{"content":[{"type":"text","text":"{\"id\":1}"}],"structuredContent":{"result":{"id":1}}}"#,
+                success,
+            ),
             (r#""result":5"#, None),
             (r#""method":"notifications/progress""#, None),
         ] {
@@ -377,5 +475,24 @@ mod tests {
         assert_eq!(judge(br#"{"id":1.0,"result":{}}"#, &raw(&1)), success);
         assert_eq!(judge(br#"{"id":null,"error":{}}"#, &raw(&1)), failure);
         assert_eq!(judge(b"<html>", &raw(&1)), None);
+    }
+
+    #[test]
+    fn a_change_reaches_every_copy_of_the_payload() {
+        let item = |text: &str| format!(r#"[{{"type":"text","text":{}}}]"#, raw(text));
+        let (bare, changed) = (r#"{"a":1}"#, r#"{"a":1,"b":2}"#);
+        for (structured, expected) in [
+            (bare.to_owned(), changed.to_owned()),
+            (format!(r#"{{"result":{bare}}}"#), format!(r#"{{"result":{changed}}}"#)),
+            (format!(r#"{{"result":{}}}"#, raw(bare)), format!(r#"{{"result":{}}}"#, raw(changed))),
+            // A payload of the agent's own, not a wrapped one.
+            (r#"{"result":{"c":3}}"#.to_owned(), r#"{"result":{"c":3},"b":2}"#.to_owned()),
+        ] {
+            let text = format!(r#"{{"content":{},"structuredContent":{structured}}}"#, item(bare));
+            let mut result = Object::read(&text).unwrap();
+            edit(&mut result, |payload, _| payload.set("b", raw(&2)));
+            let expected = format!(r#"{{"content":{},"structuredContent":{expected}}}"#, item(changed));
+            assert_eq!(result.to_raw().get(), expected);
+        }
     }
 }

@@ -29,6 +29,11 @@ impl<'a> Object<'a> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_ref())
     }
 
+    /// The member of this name, if the object has no other.
+    pub(crate) fn only(&self, name: &str) -> Option<&RawValue> {
+        if self.0.len() == 1 { self.get(name) } else { None }
+    }
+
     /// The member of this name, as an object.
     pub(crate) fn object(&self, name: &str) -> Option<Object<'_>> {
         Object::read(self.get(name)?.get())

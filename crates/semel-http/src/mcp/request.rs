@@ -8,8 +8,9 @@ use http::header::ACCEPT;
 use semel::canonical::to_canonical;
 use serde_json::value::RawValue;
 
-use super::call::{Accepts, Form, McpCall};
+use super::call::{Accepts, Form, McpCall, ResultForm};
 use super::json::Object;
+use super::tools::CallFacts;
 
 const METHOD_CALL: &str = "tools/call";
 const METHOD_LIST: &str = "tools/list";
@@ -35,6 +36,8 @@ pub(crate) struct ToolCall {
     pub(crate) tool: String,
     /// `None` if there are none, or if they are not an object.
     pub(crate) arguments: Option<Box<RawValue>>,
+    /// Protocol version and capabilities of the client, where every request carries them.
+    pub(crate) meta: Option<Box<RawValue>>,
 }
 
 /// Why a body is not a message. The text quotes nothing.
@@ -96,7 +99,8 @@ fn one(message: &Object<'_>) -> Result<McpMessage, MessageRefusal> {
             };
             let arguments = params.get("arguments").filter(|arguments| arguments.get().starts_with('{'));
             let arguments = arguments.map(RawValue::to_owned);
-            Ok(McpMessage::Call(ToolCall { id, tool: tool.into_owned(), arguments }))
+            let meta = params.get("_meta").map(RawValue::to_owned);
+            Ok(McpMessage::Call(ToolCall { id, tool: tool.into_owned(), arguments, meta }))
         }
         _ => Ok(McpMessage::Other),
     }
@@ -128,20 +132,26 @@ impl ToolCall {
             let arguments = Object::read(arguments.get())?;
             arguments.get("context").map(RawValue::to_owned)
         });
-        McpCall { id: self.id.clone(), context, accepts: accepts(headers), form }
+        McpCall { context, ..answerable(self.id.clone(), headers, form) }
     }
 }
 
 impl MessageRefusal {
     /// The properties that the answer depends on.
     pub(crate) fn call(&self, headers: &HeaderMap) -> McpCall {
-        McpCall { id: self.id.clone(), context: None, accepts: accepts(headers), form: self.form }
+        answerable(self.id.clone(), headers, self.form)
     }
 }
 
 /// The properties that an answer depends on if the message was not parsed.
 pub(crate) fn unread(headers: &HeaderMap) -> McpCall {
-    McpCall { id: None, context: None, accepts: accepts(headers), form: Form::INVALID_REQUEST }
+    answerable(None, headers, Form::INVALID_REQUEST)
+}
+
+fn answerable(id: Option<Box<RawValue>>, headers: &HeaderMap, form: Form) -> McpCall {
+    let results = if headers.contains_key(super::METHOD) { ResultForm::Typed } else { ResultForm::Plain };
+    let (accepts, facts) = (accepts(headers), CallFacts::default());
+    McpCall { id, context: None, accepts, form, terms: None, facts, results }
 }
 
 /// The answer formats that the client accepts. Without an `Accept` header, both.

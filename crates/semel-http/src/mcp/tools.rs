@@ -12,10 +12,12 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::Deserialize;
+use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::json::Object;
+use super::release::Release;
 use crate::codec::KeyedTools;
 use crate::profile::ADCP_MUTATING_TOOLS;
 use crate::scope::Principal;
@@ -40,15 +42,39 @@ pub(crate) enum Needs {
     Unknown,
 }
 
+/// What a list says about a tool.
+#[derive(Clone, Copy, Debug)]
+struct ListedTool {
+    needs: Needs,
+    result: DeclaredResult,
+}
+
+/// Which structured results a tool can have, by its output schema. Clients that got the list reject others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DeclaredResult {
+    /// It has only declared members, and `replayed` is not one.
+    pub(crate) is_closed: bool,
+    /// An error is not among them.
+    pub(crate) excludes_errors: bool,
+}
+
+/// What the upstream told the caller of a tool.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CallFacts {
+    pub(crate) release: Option<Release>,
+    pub(crate) result: DeclaredResult,
+}
+
 /// The tools of an upstream.
 pub(crate) struct Tools {
     /// Tools that need a key, whatever the upstream lists.
     named: HashSet<String>,
-    /// Lists of the upstream. `None` if the config names all tools that need a key.
-    learned: Option<Learned>,
+    /// Whether a tool that is not among them needs a key.
+    others: Needs,
+    learned: Learned,
 }
 
-/// The lists of the upstream, by path and caller.
+/// What the upstream says about itself, by path and caller.
 pub(crate) struct Learned {
     lists: Mutex<Lists>,
     /// Names are stored as hashes, so that all have the same size.
@@ -70,10 +96,11 @@ struct KnownTools {
     used: u64,
 }
 
-/// The list that one caller got under one path.
+/// What one caller got under one path: the list of tools, and the announced release.
 #[derive(Debug, Default)]
 pub(crate) struct List {
-    tools: Mutex<HashMap<u64, Needs>>,
+    tools: Mutex<HashMap<u64, ListedTool>>,
+    release: Mutex<Option<Release>>,
     /// Allows one request at a time, and none before this time.
     pub(crate) asking: tokio::sync::Mutex<NotBefore>,
 }
@@ -111,26 +138,23 @@ impl Tools {
         match tools {
             KeyedTools::Listed => Self {
                 named: ADCP_MUTATING_TOOLS.iter().map(|name| (*name).to_owned()).collect(),
-                learned: Some(Learned::new()),
+                others: Needs::Unknown,
+                learned: Learned::new(),
             },
-            KeyedTools::Named(names) => Self { named: names.iter().cloned().collect(), learned: None },
+            KeyedTools::Named(names) => {
+                Self { named: names.iter().cloned().collect(), others: Needs::NoKey, learned: Learned::new() }
+            }
         }
     }
 
     /// Whether a tool needs a key, judged by its name alone.
     pub(crate) fn needs(&self, tool: &str) -> Needs {
-        if self.named.contains(tool) {
-            Needs::Key
-        } else if self.learned.is_none() {
-            Needs::NoKey
-        } else {
-            Needs::Unknown
-        }
+        if self.named.contains(tool) { Needs::Key } else { self.others }
     }
 
-    /// The lists of the upstream, if they are used.
-    pub(crate) fn learned(&self) -> Option<&Learned> {
-        self.learned.as_ref()
+    /// What the upstream says about itself.
+    pub(crate) fn learned(&self) -> &Learned {
+        &self.learned
     }
 }
 
@@ -144,9 +168,20 @@ impl Learned {
         }
     }
 
+    /// What the upstream told `caller` under `path`, as far as it concerns this tool.
+    pub(crate) fn facts(&self, path: &str, caller: &Principal, tool: &str) -> CallFacts {
+        let lists = self.lists.lock();
+        let Some(KnownTools { list, .. }) = lists.known.get(&of(path, caller)) else {
+            return CallFacts::default();
+        };
+        let tool = list.tools.lock().get(&self.hasher.hash_one(tool)).copied();
+        let result = tool.map(|tool| tool.result).unwrap_or_default();
+        CallFacts { release: *list.release.lock(), result }
+    }
+
     /// The list of `caller` under `path`. If there are too many lists, an empty one is removed, or else the least recently used one.
     pub(crate) fn list(&self, path: &str, caller: &Principal) -> Arc<List> {
-        let of = Principal::new(&["tools/list", path], caller.as_bytes());
+        let of = of(path, caller);
         let mut lists = self.lists.lock();
         lists.clock += 1;
         let used = lists.clock;
@@ -167,7 +202,7 @@ impl Learned {
 
     /// Whether a tool needs a key according to a list.
     pub(crate) fn needs(&self, list: &List, tool: &str) -> Needs {
-        list.tools.lock().get(&self.hasher.hash_one(tool)).copied().unwrap_or(Needs::Unknown)
+        list.tools.lock().get(&self.hasher.hash_one(tool)).map_or(Needs::Unknown, |tool| tool.needs)
     }
 
     /// Learns from the answer to `tools/list`, and returns the next page, if there is one. `None` if the message is not such an answer.
@@ -175,13 +210,14 @@ impl Learned {
         let message = Object::read_bytes(message)?;
         let listing: ToolListing = serde_json::from_str(message.get("result")?.get()).ok()?;
         let mut tools = list.tools.lock();
-        for Tool { name, input_schema } in listing.tools {
+        for Tool { name, input_schema, output_schema } in listing.tools {
             let required = input_schema.and_then(|schema| schema.required).unwrap_or_default();
             let needs =
                 if required.iter().any(|name| name == super::KEY) { Needs::Key } else { Needs::NoKey };
             let name = self.hasher.hash_one(name.as_str());
             if tools.len() < TOOLS || tools.contains_key(&name) {
-                tools.insert(name, needs);
+                let result = output_schema.as_ref().map(DeclaredResult::of).unwrap_or_default();
+                tools.insert(name, ListedTool { needs, result });
             }
         }
         Some(listing.next_cursor.map_or(ToolPage::Last, ToolPage::Next))
@@ -205,8 +241,17 @@ impl Learned {
 
 impl List {
     fn is_empty(&self) -> bool {
-        self.tools.lock().is_empty()
+        self.tools.lock().is_empty() && self.release.lock().is_none()
     }
+
+    /// Learns the release that the upstream announced.
+    pub(crate) fn announced(&self, release: Option<Release>) {
+        *self.release.lock() = release;
+    }
+}
+
+fn of(path: &str, caller: &Principal) -> Principal {
+    Principal::new(&["tools/list", path], caller.as_bytes())
 }
 
 /// Whether there are more pages.
@@ -228,11 +273,21 @@ struct ToolListing {
 struct Tool {
     name: String,
     input_schema: Option<Schema>,
+    output_schema: Option<Value>,
 }
 
 #[derive(Deserialize)]
 struct Schema {
     required: Option<Vec<String>>,
+}
+
+impl DeclaredResult {
+    fn of(schema: &Value) -> Self {
+        let is_open = schema["additionalProperties"] != false;
+        let allows = |name: &str| is_open || schema["properties"].get(name).is_some();
+        let requires = schema["required"].as_array().is_some_and(|required| !required.is_empty());
+        Self { is_closed: !allows("replayed"), excludes_errors: requires || !allows("adcp_error") }
+    }
 }
 
 #[cfg(test)]
@@ -275,10 +330,28 @@ mod tests {
     fn named_by_adcp_or_by_the_config() {
         let listed = Tools::new(&KeyedTools::Listed);
         assert_eq!((listed.needs("create_media_buy"), listed.needs("buy")), (Needs::Key, Needs::Unknown));
-        assert!(listed.learned().is_some());
         let named = Tools::new(&KeyedTools::Named(vec!["buy".to_owned()]));
         assert_eq!((named.needs("buy"), named.needs("create_media_buy")), (Needs::Key, Needs::NoKey));
-        assert!(named.learned().is_none());
+    }
+
+    #[test]
+    fn results_that_clients_reject_are_known() {
+        let learned = Learned::new();
+        let list = learned.list("/mcp", &caller(1));
+        for (schema, is_closed, excludes_errors) in [
+            (r#"{"type":"object"}"#, false, false),
+            (r#"{"properties":{"id":{}},"required":["id"]}"#, false, true),
+            (r#"{"properties":{"id":{}},"additionalProperties":false}"#, true, true),
+            (r#"{"properties":{"replayed":{},"adcp_error":{}},"additionalProperties":false}"#, false, false),
+            (r#"{"properties":{"replayed":{}},"additionalProperties":{}}"#, false, false),
+            ("null", false, false),
+        ] {
+            let listing = format!(r#"{{"result":{{"tools":[{{"name":"buy","outputSchema":{schema}}}]}}}}"#);
+            assert_eq!(learned.learn(&list, listing.as_bytes()), Some(ToolPage::Last), "{schema}");
+            let facts = learned.facts("/mcp", &caller(1), "buy").result;
+            assert_eq!(facts, DeclaredResult { is_closed, excludes_errors }, "{schema}");
+            assert_eq!(learned.facts("/mcp", &caller(2), "buy").result, DeclaredResult::default());
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Builds the policy of a route, and rejects settings that cannot work.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ pub struct PolicyBuilder {
     pattern: Result<Pattern, PolicyError>,
     /// Handling of a key in doubt, if it was set.
     on_doubt: Option<OnDoubt>,
+    /// `in_flight_max` of tools.
+    tools: BTreeMap<String, Duration>,
     policy: RoutePolicy,
 }
 
@@ -49,6 +52,7 @@ impl PolicyBuilder {
                 memory: profile.memory,
                 ..Terms::default()
             },
+            tool_terms: BTreeMap::new(),
             in_flight: profile.in_flight,
             wait: Duration::from_secs(5),
             pin: profile.pin,
@@ -74,6 +78,7 @@ impl PolicyBuilder {
             codec: profile.codec.clone(),
             pattern: Pattern::parse(pattern),
             on_doubt: None,
+            tools: BTreeMap::new(),
             policy,
         }
     }
@@ -153,6 +158,12 @@ impl PolicyBuilder {
     /// Maximum duration of a call. Default: 60 s.
     pub fn in_flight_max(mut self, in_flight_max: Duration) -> Self {
         self.policy.terms.in_flight_max = in_flight_max;
+        self
+    }
+
+    /// Maximum duration of a call of these tools, by name, where it differs from `in_flight_max`. Only for profiles with tool calls.
+    pub fn in_flight_max_tools(mut self, tools: BTreeMap<String, Duration>) -> Self {
+        self.tools = tools;
         self
     }
 
@@ -282,7 +293,7 @@ impl PolicyBuilder {
     /// # Errors
     /// The first setting that cannot work, with a hint how to fix it.
     pub fn build(self) -> Result<RoutePolicy, PolicyError> {
-        let Self { profile, retention_bounds, codec, pattern, on_doubt, mut policy } = self;
+        let Self { profile, retention_bounds, codec, pattern, on_doubt, tools, mut policy } = self;
         policy.pattern = pattern?;
         policy.on_doubt = match (on_doubt, policy.on_doubt, &policy.probe) {
             (Some(said), _, _) => said,
@@ -300,22 +311,21 @@ impl PolicyBuilder {
             policy.methods = vec![method.clone()];
         }
         policy.methods.retain(|method| !is_safe(method));
-        check_terms(&policy, &text)?;
+        let bounds = retention_bounds.map(|bounds| (profile, bounds));
+        check_terms(&policy, &policy.terms, bounds, &text)?;
+        if codec == Codec::Http && !tools.is_empty() {
+            return Err(PolicyError::NoTools { pattern: text });
+        }
+        for (tool, in_flight_max) in tools {
+            let lease = policy.terms.lease.min(in_flight_max);
+            let terms = Terms { in_flight_max, lease, ..policy.terms };
+            if let Err(error) = check_terms(&policy, &terms, bounds, &text) {
+                return Err(PolicyError::Tool { tool, error: Box::new(error) });
+            }
+            policy.tool_terms.insert(tool, Arc::new(terms));
+        }
         if policy.terms.mode == Mode::Atomic {
             return Err(PolicyError::Atomic);
-        }
-        if let Some((least, most)) = retention_bounds {
-            let Terms { retention: given, in_flight_max, .. } = policy.terms;
-            if !(least..=most).contains(&given) {
-                return Err(PolicyError::Retention { profile, least, most, given });
-            }
-            if in_flight_max > given {
-                let retention = given;
-                return Err(PolicyError::InFlightAboveRetention { profile, in_flight_max, retention });
-            }
-            if in_flight_max < Duration::from_secs(1) {
-                return Err(PolicyError::InFlightTooShort { profile, in_flight_max });
-            }
         }
         let (min, max) = (policy.key_length.min, policy.key_length.max);
         if min == 0 || min > max || max > semel::key::MAX_VALUE {
@@ -357,12 +367,30 @@ fn is_safe(method: &Method) -> bool {
     method.is_safe() || method == Method::CONNECT
 }
 
-fn check_terms(policy: &RoutePolicy, pattern: &str) -> Result<(), PolicyError> {
+/// The profile that publishes its retention, with the bounds that it promises.
+type Published = (&'static str, (Duration, Duration));
+
+fn check_terms(
+    policy: &RoutePolicy,
+    terms: &Terms,
+    published: Option<Published>,
+    pattern: &str,
+) -> Result<(), PolicyError> {
     let wrong = |error| PolicyError::Terms { pattern: pattern.to_owned(), error };
-    policy.terms.check().map_err(wrong)?;
-    let (wait, in_flight_max) = (policy.wait(), policy.terms.in_flight_max);
+    terms.check().map_err(wrong)?;
+    let (wait, in_flight_max, retention) = (policy.wait(), terms.in_flight_max, terms.retention);
     if wait > in_flight_max {
         return Err(wrong(TermsError::WaitAboveInFlight { wait, in_flight_max }));
+    }
+    let Some((profile, (least, most))) = published else { return Ok(()) };
+    if !(least..=most).contains(&retention) {
+        return Err(PolicyError::Retention { profile, least, most, given: retention });
+    }
+    if in_flight_max > retention {
+        return Err(PolicyError::InFlightAboveRetention { profile, in_flight_max, retention });
+    }
+    if in_flight_max < Duration::from_secs(1) {
+        return Err(PolicyError::InFlightTooShort { profile, in_flight_max });
     }
     Ok(())
 }

@@ -140,6 +140,22 @@ pub enum PolicyError {
         /// The configured `in_flight_max`.
         in_flight_max: Duration,
     },
+    /// An invalid `in_flight_max` of a tool.
+    #[error("in_flight_max_tools: {tool}: {error}")]
+    Tool {
+        /// The tool.
+        tool: String,
+        /// The reason.
+        error: Box<PolicyError>,
+    },
+    /// Settings of tools where calls are plain requests.
+    #[error(
+        "the route {pattern:?} sets in_flight_max_tools, but calls of this profile are requests, not tool calls: set in_flight_max on a route of their own"
+    )]
+    NoTools {
+        /// The route.
+        pattern: String,
+    },
     /// A setting for plain requests on a route of messages.
     #[error(
         "the route {pattern:?} sets {setting}, which the profile decides: its calls are messages that contain the key and the result"

@@ -1,13 +1,16 @@
 //! The profile `adcp-mcp` before an agent that knows nothing of idempotency: every line of its description.
 
+mod announced;
 mod any_tool;
 mod bodies;
 mod doubt;
 mod errors;
 mod keyed;
+mod libraries;
 mod live;
 mod malformed;
 mod race;
+mod releases;
 mod replay;
 mod scope;
 
@@ -111,7 +114,7 @@ pub(super) fn tool_calls(upstream: &Upstream) -> usize {
 /// The message that an answer holds, whichever form it has.
 #[track_caller]
 pub(super) fn said(answer: &Answered) -> Value {
-    if answer.header("content-type") != Some("text/event-stream") {
+    if !answer.header("content-type").is_some_and(|form| form.starts_with("text/event-stream")) {
         return answer.json();
     }
     let last = answer.text().split("\n\n").filter(|event| !event.is_empty()).last().expect("an event");
@@ -148,6 +151,16 @@ pub(super) fn call_of(id: impl Into<Value>, tool: &str, arguments: Value) -> Val
         json!({ "jsonrpc": "2.0", "id": id.into(), "method": "tools/call", "params": { "name": tool } });
     call["params"]["arguments"] = arguments;
     call
+}
+
+/// A call with a key of a tool that AdCP does not know.
+pub(super) fn book(id: i32, name: &str) -> Value {
+    call_of(id, "book_slot", json!({ "idempotency_key": key(name), "n": 1 }))
+}
+
+/// A question for the agent's capabilities.
+pub(super) fn capabilities() -> Value {
+    call_of(0, "get_adcp_capabilities", json!({}))
 }
 
 /// The same call with another argument.

@@ -16,7 +16,7 @@ use toml::de::DeValue;
 
 use super::gateway::{AMBIGUOUS, STORE_DOWN};
 use super::reader::Table;
-use super::values::{choice, count, duration, one_or_several, size, switch, text, texts};
+use super::values::{choice, count, duration, durations, one_or_several, size, switch, text, texts};
 
 const MODES: [(&str, Mode); 3] = [("marked", Mode::Marked), ("keyed", Mode::Keyed), ("rerun", Mode::Rerun)];
 const IN_FLIGHT: [(&str, InFlight); 2] = [("wait", InFlight::Wait), ("reject", InFlight::Reject)];
@@ -134,6 +134,8 @@ fn route(
     for (name, apply) in lengths {
         route = set(route, table.get(name, duration), apply);
     }
+    let tools = table.get("in_flight_max_tools", durations);
+    route = set(route, tools, PolicyBuilder::in_flight_max_tools);
     route = set(route, table.get("pin", choice(&PINS)), PolicyBuilder::pin);
     route = set(route, table.get("on_5xx", choice(&ON_5XX)), PolicyBuilder::on_5xx);
     route = set(route, table.get("on_doubt", choice(&ON_DOUBT)), PolicyBuilder::on_doubt);

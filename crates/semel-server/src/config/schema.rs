@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use self::Kind::{
-    Certificate, Count, Duration, Number, OneOf, Secret, Size, Switch, Table, Tables, Text, TextOrSecret,
-    TextOrTexts, Texts,
+    Certificate, Count, Duration, Durations, Number, OneOf, Secret, Size, Switch, Table, Tables, Text,
+    TextOrSecret, TextOrTexts, Texts,
 };
 
 /// A setting of the file.
@@ -26,6 +26,8 @@ enum Kind {
     /// One of these numbers.
     Number(&'static [u16]),
     Duration,
+    /// Durations by name.
+    Durations,
     Size,
     OneOf(&'static [&'static str]),
     Secret,
@@ -104,6 +106,7 @@ impl Setting {
             Number(numbers) => json!({ "enum": numbers }),
             OneOf(words) => json!({ "enum": words }),
             Duration => reference("duration"),
+            Durations => json!({ "type": "object", "additionalProperties": reference("duration") }),
             Size => reference("size"),
             Secret => reference("secret"),
             TextOrSecret => json!({ "anyOf": [text, reference("secret")] }),
@@ -257,6 +260,7 @@ settings! {
         "wait" Duration => "How long a duplicate waits.";
         "lease" Duration => "When a claim without a heartbeat expires.";
         "in_flight_max" Duration => "Maximum duration of a call.";
+        "in_flight_max_tools" Durations => "adcp-mcp: maximum duration of calls of single tools, by the name of the tool.";
         "retention" Duration => "How long a response is replayed.";
         "grace" Duration => "How much longer a response is replayed in practice.";
         "memory" Duration => "How long the key is remembered as expired afterwards.";

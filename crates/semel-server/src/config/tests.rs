@@ -239,6 +239,15 @@ fn adcp_mcp_has_bounds_and_says_what_it_promises() {
         ("retention = \"8d\"", "promises a retention of 3600s to 604800s"),
         ("retention = \"1h\"\nin_flight_max = \"2h\"", "is above the retention"),
         ("in_flight_max = \"500ms\"\nlease = \"100ms\"\nwait = \"0s\"", "below the second"),
+        (
+            "in_flight_max_tools = { buy = \"2d\" }",
+            "in_flight_max_tools: buy: in_flight_max (172800s) is above",
+        ),
+        (
+            "in_flight_max_tools = { buy = \"2s\" }",
+            "in_flight_max_tools: buy: the route \"POST /mcp\": wait (5s)",
+        ),
+        ("in_flight_max_tools = { buy = 5 }", "in_flight_max_tools: buy: expected a duration such as"),
         ("key = { header = \"x-key\" }", "sets key"),
         ("fingerprint = \"json\"", "sets fingerprint"),
         ("pin = \"all\"", "sets pin"),
@@ -247,6 +256,11 @@ fn adcp_mcp_has_bounds_and_says_what_it_promises() {
             parse(&text(&format!("[[route]]\nmatch = \"POST /mcp\"\n{route}\n"))).expect_err(route);
         assert!(problems.join("\n").contains(expected), "{expected:?} in {problems:?}");
     }
+    gateway(
+        "[[route]]\nmatch = \"POST /mcp\"\nin_flight_max = \"30s\"\nin_flight_max_tools = { buy = \"5m\", look = \"5s\" }\n",
+    );
+    let plain = "[gateway]\nupstream = \"http://h\"\n[[route]]\nmatch = \"POST /x\"\nin_flight_max_tools = { buy = \"5m\" }\n";
+    assert!(parse(plain).unwrap_err()[0].contains("requests, not tool calls"));
     let unknown = parse("[gateway]\nupstream = \"http://h\"\ntools = [\"x\"]\n").unwrap_err();
     assert!(unknown[0].starts_with("semel.toml:3:9: tools: "), "{unknown:?}");
 }

@@ -1,5 +1,6 @@
 //! Values of the file: strings, numbers, durations, sizes, addresses, choices.
 
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::time::Duration;
 
@@ -62,6 +63,22 @@ pub(super) fn duration(value: &DeValue<'_>) -> Result<Duration, String> {
     let expected = "expected a duration such as \"250ms\", \"5s\", \"10m\", \"24h\" or \"7d\"";
     let DeValue::String(text) = value else { return Err(format!("{expected}, found {}", value.type_str())) };
     parse_duration(text).ok_or_else(|| format!("{expected}, found {text:?}"))
+}
+
+/// Durations by name: `{ create_media_buy = "5m" }`.
+pub(super) fn durations(value: &DeValue<'_>) -> Result<BTreeMap<String, Duration>, String> {
+    let DeValue::Table(table) = value else {
+        return Err(format!(
+            "expected durations by name, as in {{ create_media_buy = \"5m\" }}, found {}",
+            value.type_str()
+        ));
+    };
+    let named = |(name, value): (&toml::Spanned<_>, &toml::Spanned<DeValue<'_>>)| {
+        let name: &std::borrow::Cow<'_, str> = name.get_ref();
+        let length = duration(value.get_ref()).map_err(|expected| format!("{name}: {expected}"))?;
+        Ok((name.to_string(), length))
+    };
+    table.iter().map(named).collect()
 }
 
 /// Parses `1h30m`: numbers with units, without spaces.

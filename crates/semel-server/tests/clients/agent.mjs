@@ -5,7 +5,8 @@
 //
 // Says where the agent listens and which tools the package calls mutating, then answers one line for each it reads:
 //
-//     {"url": …, "key": …}   buys with the client, at this address and with this key: {"id", "replayed"} or {"error"}
+//     {"url": …, "key": …, "budget": …, "times": N}   buys N times at once with the client, at this address and with this
+//                            key: [{"id", "replayed"} or {"error"}]
 //     {"ask": url}           what the client reads of the agent's capabilities: {"idempotency"}
 //     {"count": true}        how many purchases there are: {"buys", "slots"}
 
@@ -53,26 +54,29 @@ const agent = () =>
 const client = (url) =>
   new AgentClient({ id: "agent", name: "agent", agent_uri: url, protocol: "mcp", auth_token: "token-of-alice" }, {});
 
-async function buy(url, key) {
+async function buy(url, key, budget) {
   const made = await client(url).createMediaBuy({
     idempotency_key: key,
     account: { account_id: "account" },
     brand: { domain: "example.com" },
     start_time: "asap",
     end_time: "2031-01-01T00:00:00Z",
-    packages: [{ product_id: "product", pricing_option_id: "price", budget: 100 }],
+    packages: [{ product_id: "product", pricing_option_id: "price", budget }],
   });
   if (!made.success) throw new Error(made.error ?? JSON.stringify(made.data));
   return { id: made.data.media_buy_id, replayed: made.data.replayed ?? false };
 }
 
-async function answer({ url, key, ask, count }) {
+async function answer({ url, key, budget, times, ask, count }) {
   if (count) return { buys, slots };
   if (ask) return { idempotency: (await client(ask).getAdcpCapabilities({})).data.adcp.idempotency };
-  return buy(url, key);
+  const one = () => buy(url, key, budget).catch((error) => ({ error: `${error.name}: ${error.message}` }));
+  return Promise.all(Array.from({ length: times }, one));
 }
 
 const server = serve(agent, { port: 0 });
+// On a busy machine, a connection that the agent closes early meets the next request.
+server.keepAliveTimeout = 60_000;
 await new Promise((listening) => server.on("listening", listening));
 print({ url: `http://127.0.0.1:${server.address().port}`, mutating: [...MUTATING_TASKS].sort() });
 for await (const line of createInterface({ input: process.stdin })) {

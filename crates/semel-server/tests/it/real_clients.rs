@@ -12,6 +12,8 @@ mod adcp;
 mod driver;
 mod fake;
 mod gateway;
+mod lines;
+mod mcp;
 mod play;
 mod stage;
 mod wire;

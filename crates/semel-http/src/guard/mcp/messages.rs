@@ -1,47 +1,37 @@
 //! MCP messages: decides which of them are claimed, and learns from the answers to others.
 
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{
-    ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderMap, HeaderValue, TRANSFER_ENCODING,
-};
+use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
 use http::request::Parts;
-use http::{Method, Request, Response};
+use http::{Request, Response};
 use http_body::Body as _;
 use semel::canonical::{CanonicalError, CanonicalLimits, Exclusions, canonicalize, to_canonical};
 use semel::fingerprint::{Payload, PayloadHasher};
-use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
+use super::super::Inner;
 use super::super::admit::{
     Admission, Admitted, declared_length, keep_room, key_to_replace, no_room, too_large,
 };
 use super::super::read::{Read, ReadDecision, ReadStop, read_until};
-use super::super::{Inner, name_upstream};
 use super::hear::{Hearing, Until, read_answer};
 use crate::body::Body;
 use crate::capacity::BodyRoom;
 use crate::codec::Asked;
 use crate::key_source::check;
 use crate::mcp::call::{Form, JudgedAnswer, changed, judge};
-use crate::mcp::json::{Object, raw, text_of};
+use crate::mcp::json::{Object, text_of};
+use crate::mcp::release::Release;
 use crate::mcp::request::{self, McpMessage, ToolCall};
-use crate::mcp::tools::{AskedTools, Learned, List, Needs, ToolPage, Tools};
-use crate::mcp::{CAPABILITIES, KEY, capability};
+use crate::mcp::tools::{Learned, List, Tools};
+use crate::mcp::{CAPABILITIES, KEY, announce};
 use crate::policy::{FORM_HEADERS, RoutePolicy, StoreDown};
 use crate::problem::{Problem, Situation};
 use crate::profile::KeyLength;
 use crate::scope::Principal;
-
-/// Timeout for listing the tools of the upstream.
-const ASK: Duration = Duration::from_secs(5);
-/// Maximum number of pages of tools that are read.
-const PAGES: usize = 64;
-/// The id of the guard's own `tools/list` request.
-const OWN_ID: &str = "\"semel-tools-list\"";
 
 /// Members that differ between two attempts of one call.
 static VOLATILE: LazyLock<Exclusions> = LazyLock::new(|| {
@@ -65,6 +55,7 @@ pub(in crate::guard) enum WatchedReply {
     /// The capabilities of an agent: the guard adds its own idempotency support.
     Capabilities {
         id: Box<RawValue>,
+        list: Arc<List>,
     },
 }
 
@@ -185,13 +176,10 @@ impl Inner {
         let body = Body::with_trailers(data.clone(), trailers);
         match message {
             McpMessage::Other => Admission::Watched(body, WatchedReply::Nothing),
-            McpMessage::List { id } => match tools.learned() {
-                Some(learned) => {
-                    let list = self.list_of_caller(learned, policy, parts);
-                    Admission::Watched(body, WatchedReply::Tools { id, list })
-                }
-                None => Admission::Watched(body, WatchedReply::Nothing),
-            },
+            McpMessage::List { id } => {
+                let list = self.list_of_caller(tools.learned(), policy, parts);
+                Admission::Watched(body, WatchedReply::Tools { id, list })
+            }
             McpMessage::Batch(calls) => {
                 for call in &calls {
                     if call.has_key() || self.needs_key(tools, policy, parts, call).await {
@@ -204,12 +192,19 @@ impl Inner {
             }
             McpMessage::Call(call) => {
                 if !call.has_key() && !self.needs_key(tools, policy, parts, &call).await {
-                    return Admission::Watched(body, capabilities_of(policy, &call));
+                    return Admission::Watched(body, self.capabilities_of(tools, policy, parts, &call));
                 }
                 let form = if call.id.is_some() { Form::ToolResult } else { Form::INVALID_REQUEST };
-                let asked = Asked::Message(Arc::new(call.call(&parts.headers, form)));
+                let mut answer = call.call(&parts.headers, form);
+                answer.terms = policy.tool_terms.get(&call.tool).cloned();
+                let caller = self.caller_of(policy, parts);
+                answer.facts = tools.learned().facts(parts.uri.path(), &caller, &call.tool);
+                let asked = Asked::Message(Arc::new(answer));
                 match self.admit_call(policy, parts, &data, &call, asked.clone()) {
-                    Ok(admitted) => Admission::Keyed(admitted, body),
+                    Ok(mut admitted) => {
+                        admitted.watch = self.capabilities_of(tools, policy, parts, &call);
+                        Admission::Keyed(admitted, body)
+                    }
                     Err(problem) => Admission::Refused(asked, problem),
                 }
             }
@@ -248,101 +243,34 @@ impl Inner {
         };
         let payload = fingerprint(policy, parts, &call.tool, text).map_err(malformed)?;
         let key_at = key_to_replace(policy, body)?;
-        let watch = capabilities_of(policy, call);
+        let watch = WatchedReply::Nothing;
         Ok(Admitted { principal, account, key, key_at, payload, asked, watch })
     }
 
-    /// True if a call without a key needs one. Decided by the name of the tool, by the list that the caller got, or by asking the
-    /// upstream. An unknown tool needs none.
-    async fn needs_key(&self, tools: &Tools, policy: &RoutePolicy, parts: &Parts, call: &ToolCall) -> bool {
-        let needs = match (tools.needs(&call.tool), tools.learned()) {
-            // This tool changes nothing, and every client calls it.
-            (Needs::Unknown, _) if call.tool == CAPABILITIES => Needs::NoKey,
-            (Needs::Unknown, Some(learned)) => {
-                let list = self.list_of_caller(learned, policy, parts);
-                match learned.needs(&list, &call.tool) {
-                    Needs::Unknown => self.ask(learned, &list, policy, parts, &call.tool).await,
-                    known => known,
-                }
-            }
-            (known, _) => known,
-        };
-        needs == Needs::Key
-    }
-
     /// The tools of the upstream, as listed to this caller.
-    fn list_of_caller(&self, learned: &Learned, policy: &RoutePolicy, parts: &Parts) -> Arc<List> {
-        let scope = policy.scope.as_ref().unwrap_or(&self.scope);
-        learned.list(parts.uri.path(), &Principal::of_caller(scope, &parts.headers))
+    pub(super) fn list_of_caller(&self, learned: &Learned, policy: &RoutePolicy, parts: &Parts) -> Arc<List> {
+        learned.list(parts.uri.path(), &self.caller_of(policy, parts))
     }
 
-    /// Asks the upstream for its tools, with the caller's headers.
-    async fn ask(
-        &self,
-        learned: &Learned,
-        list: &List,
-        policy: &RoutePolicy,
-        parts: &Parts,
-        tool: &str,
-    ) -> Needs {
-        let mut not_before = list.asking.lock().await;
-        let known = learned.needs(list, tool);
-        if known != Needs::Unknown || !not_before.is_now() {
-            return known;
-        }
-        let Some(_question) = learned.question() else { return Needs::Unknown };
-        let listed = tokio::time::timeout(ASK, self.list(policy, parts, learned, list)).await;
-        let told = listed.ok().flatten().unwrap_or(AskedTools::Nothing);
-        if told == AskedTools::Nothing && learned.may_warn() {
-            tracing::warn!(
-                target: "semel",
-                "the upstream did not list its tools: calls with an idempotency_key are guarded, and only AdCP's \
-                 mutating tools need one"
-            );
-        }
-        not_before.asked(told);
-        learned.needs(list, tool)
+    fn caller_of(&self, policy: &RoutePolicy, parts: &Parts) -> Principal {
+        Principal::of_caller(policy.scope.as_ref().unwrap_or(&self.scope), &parts.headers)
     }
 
-    async fn list(
+    /// Inspects the answer to a call if it contains an agent's capabilities.
+    fn capabilities_of(
         &self,
+        tools: &Tools,
         policy: &RoutePolicy,
         parts: &Parts,
-        learned: &Learned,
-        list: &List,
-    ) -> Option<AskedTools> {
-        let caller = self.caller.as_ref()?;
-        let id = RawValue::from_string(OWN_ID.to_owned()).ok()?;
-        let mut cursor = None::<String>;
-        for _ in 0..PAGES {
-            let params = cursor.as_ref().map_or_else(|| json!({}), |cursor| json!({ "cursor": cursor }));
-            let question = json!({ "jsonrpc": "2.0", "id": &*id, "method": "tools/list", "params": params });
-            let mut request = Request::new(Body::from(question.to_string()));
-            *request.method_mut() = Method::POST;
-            *request.uri_mut() = parts.uri.clone();
-            *request.headers_mut() = own_headers(&parts.headers);
-            name_upstream(&mut request, policy);
-            let answer = match caller.call(request).await {
-                Ok(answer) if answer.status().is_success() => answer,
-                Ok(_) => return None,
-                Err(error) => {
-                    tracing::warn!(target: "semel", %error, "a call made by the gateway failed");
-                    return None;
-                }
-            };
-            let (head, body) = answer.into_parts();
-            let deadline = Instant::now() + ASK;
-            let Hearing::Heard(heard) =
-                read_answer(&head.headers, body, &id, Until::Answer, policy.response_limit, deadline).await
-            else {
-                return None;
-            };
-            match learned.learn(list, &heard.message)? {
-                ToolPage::Next(next) => cursor = Some(next),
-                ToolPage::Last => break,
+        call: &ToolCall,
+    ) -> WatchedReply {
+        match &call.id {
+            Some(id) if call.tool == CAPABILITIES => {
+                let list = self.list_of_caller(tools.learned(), policy, parts);
+                WatchedReply::Capabilities { id: id.clone(), list }
             }
+            _ => WatchedReply::Nothing,
         }
-        Some(AskedTools::Everything)
     }
 
     /// Inspects the answer to a message that was passed on.
@@ -354,7 +282,7 @@ impl Inner {
     ) -> Response<Body> {
         let id = match &watch {
             WatchedReply::Nothing => return answer,
-            WatchedReply::Tools { id, .. } | WatchedReply::Capabilities { id } => id,
+            WatchedReply::Tools { id, .. } | WatchedReply::Capabilities { id, .. } => id,
         };
         if !answer.status().is_success() {
             return answer;
@@ -370,21 +298,24 @@ impl Inner {
         };
         match watch {
             WatchedReply::Tools { list, .. } => {
-                if let Some(learned) = self.tools.as_ref().and_then(Tools::learned) {
-                    learned.learn(&list, &heard.message);
+                if let Some(tools) = &self.tools {
+                    tools.learned().learn(&list, &heard.message);
                 }
             }
-            WatchedReply::Capabilities { id }
+            WatchedReply::Capabilities { id, list }
                 if judge(&heard.message, &id) == Some(JudgedAnswer::Success) =>
             {
-                let said = raw(&capability(policy));
+                let announces = announces_support(policy);
+                list.announced(None);
                 let changed = changed(&heard.message, |payload| {
-                    let mut adcp = payload.object("adcp").unwrap_or_default();
-                    adcp.set("idempotency", said.clone());
-                    let adcp = adcp.to_raw();
-                    payload.set("adcp", adcp);
+                    if let Some(release) = Release::announced(payload) {
+                        list.announced(Some(release));
+                    }
+                    if announces {
+                        announce(policy, payload);
+                    }
                 });
-                if let Some(message) = changed {
+                if let Some(message) = changed.filter(|_| announces) {
                     head.headers.remove(CONTENT_LENGTH);
                     return Response::from_parts(head, heard.with(&message));
                 }
@@ -393,27 +324,6 @@ impl Inner {
         }
         Response::from_parts(head, heard.into_body())
     }
-}
-
-/// Inspects the answer to a call if it lists an agent's capabilities and the gateway adds its own.
-fn capabilities_of(policy: &RoutePolicy, call: &ToolCall) -> WatchedReply {
-    match &call.id {
-        Some(id) if call.tool == CAPABILITIES && announces_support(policy) => {
-            WatchedReply::Capabilities { id: id.clone() }
-        }
-        _ => WatchedReply::Nothing,
-    }
-}
-
-/// The client's headers that identify the caller and its session, for the guard's own request.
-fn own_headers(of_client: &HeaderMap) -> HeaderMap {
-    let mut headers = of_client.clone();
-    for name in [CONTENT_LENGTH, TRANSFER_ENCODING, EXPECT, ACCEPT_ENCODING] {
-        headers.remove(name);
-    }
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
-    headers
 }
 
 /// The key of a call: `^[A-Za-z0-9_.:-]{16,255}$`.

@@ -82,6 +82,7 @@ fn every_setting_takes_what_the_schema_says() {
             }
             (Some("boolean"), _) => "expected true or false".to_owned(),
             (Some("array"), _) => "expected a list of texts".to_owned(),
+            (Some("object"), _) => "expected durations by name".to_owned(),
             (_, Some("#/$defs/duration")) => "expected a duration such as".to_owned(),
             (_, Some("#/$defs/size")) => "expected a size such as".to_owned(),
             // Secrets and certificates have tests of their own.

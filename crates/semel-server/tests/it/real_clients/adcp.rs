@@ -1,20 +1,14 @@
 //! An agent that is built with `@adcp/sdk` and does not deduplicate, behind the gateway; and that package's own client.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
-
 use semel_http::profile::ADCP_MUTATING_TOOLS;
 use serde_json::{Value, json};
 
-use super::driver::installed;
-use crate::kit::{Http, PATIENCE, Semel};
+use super::lines::Lines;
+use crate::kit::{Http, Semel};
 
-/// The process in which agent and client live.
+/// The agent, and the package's client.
 struct Sdk {
-    child: Child,
-    lines: mpsc::Receiver<String>,
+    process: Lines,
     /// Where the agent listens.
     url: String,
     /// The tools that the package calls mutating.
@@ -23,54 +17,33 @@ struct Sdk {
 
 impl Sdk {
     fn start() -> Self {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/agent.mjs");
-        let mut command = Command::new("node");
-        command.arg(script).arg(installed()).env("NO_PROXY", "*").env("no_proxy", "*");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
-        let (tell, lines) = mpsc::channel();
-        // Nobody listens where the test has failed.
-        std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
-        let mut sdk = Self { child, lines, url: String::new(), mutating: Vec::new() };
-        let ready = sdk.read();
-        sdk.url = ready["url"].as_str().expect("an address").to_owned();
-        sdk.mutating = serde_json::from_value(ready["mutating"].clone()).expect("names");
-        sdk
-    }
-
-    fn read(&mut self) -> Value {
-        let line = self.lines.recv_timeout(PATIENCE).expect("it runs, and answers within a minute");
-        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error} in {line}"))
-    }
-
-    fn ask(&mut self, question: &Value) -> Value {
-        writeln!(self.child.stdin.as_mut().expect("it is piped"), "{question}").expect("it reads");
-        self.read()
+        let (process, ready) = Lines::node("agent.mjs");
+        let url = ready["url"].as_str().expect("an address").to_owned();
+        let mutating = serde_json::from_value(ready["mutating"].clone()).expect("names");
+        Self { process, url, mutating }
     }
 
     /// Buys with the package's client.
     fn buy(&mut self, url: &str, key: &str) -> Value {
-        self.ask(&json!({ "url": format!("{url}/mcp"), "key": key }))
+        self.buy_at_once(url, key, 100, 1).remove(0)
+    }
+
+    /// Buys several times at once.
+    fn buy_at_once(&mut self, url: &str, key: &str, budget: u32, times: usize) -> Vec<Value> {
+        let url = format!("{url}/mcp");
+        let bought = self.process.ask(&json!({ "url": url, "key": key, "budget": budget, "times": times }));
+        bought.as_array().expect("a list").clone()
     }
 
     /// What the package's client reads of the agent's capabilities.
     fn idempotency(&mut self, url: &str) -> Value {
-        self.ask(&json!({ "ask": format!("{url}/mcp") }))["idempotency"].clone()
+        self.process.ask(&json!({ "ask": format!("{url}/mcp") }))["idempotency"].clone()
     }
 
     /// How many purchases there are, of media and of slots.
     fn purchases(&mut self) -> (u64, u64) {
-        let counted = self.ask(&json!({ "count": true }));
+        let counted = self.process.ask(&json!({ "count": true }));
         (counted["buys"].as_u64().expect("a number"), counted["slots"].as_u64().expect("a number"))
-    }
-}
-
-impl Drop for Sdk {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -122,6 +95,14 @@ fn an_agent_of_the_adcp_sdk_makes_one_purchase() {
     assert_eq!(sdk.buy(&gateway, "other-0123456789"), json!({ "id": "mb_4", "replayed": false }));
     assert_eq!(sdk.purchases(), (4, 0));
 
+    // Twenty at once are one purchase, and another payload is none.
+    let bought = sdk.buy_at_once(&gateway, "race-0123456789-a", 100, 20);
+    assert!(bought.iter().all(|one| one["id"] == "mb_5"), "{bought:?}");
+    assert_eq!(bought.iter().filter(|one| one["replayed"] == false).count(), 1, "{bought:?}");
+    let refused = sdk.buy_at_once(&gateway, "race-0123456789-a", 101, 1).remove(0);
+    assert!(refused["error"].as_str().is_some_and(|error| error.contains("CONFLICT")), "{refused}");
+    assert_eq!(sdk.purchases(), (5, 0));
+
     // A tool of the agent's own, that no list and no protocol knows of.
     let slot = json!({ "idempotency_key": "slot-0123456789-a" });
     assert_eq!(call(&client(&gateway), "book_slot", &slot), json!({ "slot_id": "slot_1" }));
@@ -138,5 +119,5 @@ fn an_agent_of_the_adcp_sdk_makes_one_purchase() {
         let refused = call(&client(&gateway), tool, &json!({}));
         assert_eq!(refused["adcp_error"]["code"], "INVALID_REQUEST", "{tool}: {refused}");
     }
-    assert_eq!(sdk.purchases(), (4, 2));
+    assert_eq!(sdk.purchases(), (5, 2));
 }
