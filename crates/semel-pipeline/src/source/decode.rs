@@ -1,15 +1,15 @@
 //! Turns the fields of a message into an event, or the reason why not.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use bytes::Bytes;
 use semel::secret::Secret;
 use semel::time::Timestamp;
 
 use super::Message;
-use crate::event::{Dedupe, NewEvent, Notes, Origin, Trace};
+use crate::event::{NewEvent, Origin, Trace};
 use crate::id::{EventId, EventKind};
+use crate::publish::Publication;
 
 /// The longest type, tenant, order key or dedupe key.
 const LONGEST: usize = 1024;
@@ -25,54 +25,50 @@ pub(super) fn decode(
     now: Timestamp,
     targets: impl FnOnce(&str) -> Vec<String>,
 ) -> Result<NewEvent, String> {
-    let mut fields = EntryFields::default();
+    let publication = publication(message, stream)?;
+    let targets = targets(&publication.event_type);
+    publication
+        .place(EventId::new(EventKind::Event, now), secret, targets)
+        .map_err(|error| format!("the field `dedupe_key` cannot be used: {error}"))
+}
+
+/// What the fields of a message publish.
+fn publication(message: &Message, stream: &str) -> Result<Publication, String> {
+    let mut payload = None;
+    let (mut event_type, mut dedupe_key, mut content_type) = (None, None, None);
+    let (mut tenant, mut order_key) = (None, None);
     let mut headers = Vec::new();
     for (name, value) in &message.fields {
         let name = text("the name of a field", name)?;
-        match name.as_str() {
-            "payload" => once(&mut fields.payload, &name, value.clone())?,
-            "type" => once(&mut fields.event_type, &name, text(&name, value)?)?,
-            "dedupe_key" => once(&mut fields.dedupe_key, &name, text(&name, value)?)?,
-            "tenant" => once(&mut fields.tenant, &name, text(&name, value)?)?,
-            "order_key" => once(&mut fields.order_key, &name, text(&name, value)?)?,
-            "content_type" => once(&mut fields.content_type, &name, text(&name, value)?)?,
-            _ => headers.push((name.clone(), text(&name, value)?)),
-        }
+        let place = match name.as_str() {
+            "payload" => {
+                once(&mut payload, &name, value.clone())?;
+                continue;
+            }
+            "type" => &mut event_type,
+            "dedupe_key" => &mut dedupe_key,
+            "tenant" => &mut tenant,
+            "order_key" => &mut order_key,
+            "content_type" => &mut content_type,
+            _ => {
+                headers.push((name.clone(), text(&name, value)?));
+                continue;
+            }
+        };
+        once(place, &name, text(&name, value)?)?;
     }
-    let event_type = required("type", fields.event_type)?;
-    let dedupe_key = required("dedupe_key", fields.dedupe_key)?;
-    let payload = fields.payload.ok_or("the field `payload` is missing")?;
-    let tenant = fields.tenant.unwrap_or_default();
-    let dedupe = Dedupe::of_event(secret, &tenant, &event_type, &dedupe_key, &payload)
-        .map_err(|error| format!("the field `dedupe_key` cannot be used: {error}"))?;
+    let event_type = required("type", event_type)?;
+    let dedupe_key = required("dedupe_key", dedupe_key)?;
+    let payload = payload.ok_or("the field `payload` is missing")?;
     let header = |name: &str| headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
     let trace = Trace { request_id: header("request_id"), traceparent: header("traceparent") };
-    Ok(NewEvent {
-        id: EventId::new(EventKind::Event, now),
-        targets: targets(&event_type),
-        tenant,
-        event_type,
-        dedupe: Some(dedupe),
-        payload,
-        content_type: fields.content_type.unwrap_or_else(|| "application/json".to_owned()),
-        headers,
-        order_key: fields.order_key.filter(|key| !key.is_empty()),
-        origin: Origin::Stream { stream: stream.to_owned(), message: message.id.clone() },
-        delay: Duration::ZERO,
-        deliver_within: None,
-        notes: Notes::default(),
-        trace,
-    })
-}
-
-#[derive(Default)]
-struct EntryFields {
-    payload: Option<Bytes>,
-    event_type: Option<String>,
-    dedupe_key: Option<String>,
-    tenant: Option<String>,
-    order_key: Option<String>,
-    content_type: Option<String>,
+    let mut publication = Publication::new(event_type, dedupe_key, payload);
+    publication.content_type = content_type.unwrap_or(publication.content_type);
+    publication.tenant = tenant.unwrap_or_default();
+    publication.order_key = order_key.filter(|key| !key.is_empty());
+    publication.origin = Origin::Stream { stream: stream.to_owned(), message: message.id.clone() };
+    (publication.headers, publication.trace) = (headers, trace);
+    Ok(publication)
 }
 
 fn once<T>(place: &mut Option<T>, name: &str, value: T) -> Result<(), String> {

@@ -252,9 +252,9 @@ async fn publish(
 }
 
 fn publication(asked: PublishRequest, caller: &Caller, trace: Trace) -> Result<Publication, Refusal> {
-    let origin = Origin::Api { principal: caller.name.clone() };
     let payload = asked.payload.get().to_owned();
-    let mut publication = Publication::json(asked.r#type, asked.dedupe_key, payload, origin);
+    let mut publication = Publication::new(asked.r#type, asked.dedupe_key, payload);
+    publication.origin = Origin::Api { principal: caller.name.clone() };
     publication.tenant = caller.tenant_for(asked.tenant)?;
     publication.order_key = asked.order_key;
     publication.delay = answer::length("delay", asked.delay.as_deref())?.unwrap_or_default();

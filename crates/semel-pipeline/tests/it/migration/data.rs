@@ -14,7 +14,7 @@ use semel_pipeline::ledger::{
     Take,
 };
 use semel_pipeline::letter::{Cause, NewLetter, SourceMessage, Status};
-use semel_pipeline::outbox::Published;
+use semel_pipeline::publish::Publication;
 use semel_pipeline::replay::{ItemState, JobOrder, JobState, NewJob, ReplayMode, ReplayPace, Selection};
 
 const YEARS: Duration = Duration::from_secs(50 * 365 * 86_400);
@@ -34,8 +34,8 @@ const TARGETS: [&str; 11] = [
     "run",
 ];
 
-pub(super) fn published() -> Published {
-    Published::new("order.paid", "order-99", r#"{"order":99}"#).tenant("acme").order_key("o-99")
+pub(super) fn published() -> Publication {
+    Publication::new("order.paid", "order-99", r#"{"order":99}"#).tenant("acme").order_key("o-99")
 }
 
 fn event_id(number: u8) -> EventId {
