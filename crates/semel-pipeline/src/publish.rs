@@ -8,6 +8,7 @@ use semel::secret::Secret;
 use semel::time::{Clock as _, SystemClock, Timestamp};
 use tokio::time::Instant;
 
+use crate::envelope;
 use crate::event::{Accepted, Dedupe, NewEvent, Notes, Origin, Trace};
 use crate::id::{EventId, EventKind};
 use crate::ledger::{self, ErrorKind, Intake};
@@ -229,13 +230,13 @@ impl Publication {
             dedupe: Some(dedupe),
             payload: self.payload,
             content_type: self.content_type,
-            headers: self.headers,
             order_key: self.order_key,
             origin: self.origin,
             targets,
             delay: self.delay,
             deliver_within: self.deliver_within,
-            notes: Notes::default(),
+            notes: Notes { tags: envelope::tags(&self.headers, &self.trace), ..Notes::default() },
+            headers: self.headers,
             trace: self.trace,
         })
     }

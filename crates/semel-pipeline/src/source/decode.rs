@@ -7,6 +7,7 @@ use semel::secret::Secret;
 use semel::time::Timestamp;
 
 use super::Message;
+use crate::envelope::{ENVELOPE_JSON, Envelope, SPEC_HEADER};
 use crate::event::{NewEvent, Origin, Trace};
 use crate::id::{EventId, EventKind};
 use crate::publish::Publication;
@@ -25,15 +26,47 @@ pub(super) fn decode(
     now: Timestamp,
     targets: impl FnOnce(&str) -> Vec<String>,
 ) -> Result<NewEvent, String> {
-    let publication = publication(message, stream)?;
+    let origin = Origin::Stream { stream: stream.to_owned(), message: message.id.clone() };
+    let publication = match envelope(message)? {
+        Some(envelope) => envelope.into_publication(origin).map_err(|error| error.to_string())?,
+        None => publication(message, origin)?,
+    };
     let targets = targets(&publication.event_type);
     publication
         .place(EventId::new(EventKind::Event, now), secret, targets)
         .map_err(|error| format!("the field `dedupe_key` cannot be used: {error}"))
 }
 
+/// The envelope of a message: its payload is one in JSON, or its fields are the headers of one.
+fn envelope(message: &Message) -> Result<Option<Envelope>, String> {
+    let is = |wanted: &'static str| move |(name, _): &&(Bytes, Bytes)| &name[..] == wanted.as_bytes();
+    let field = |name: &'static str| message.fields.iter().find(is(name)).map(|(_, value)| value);
+    let is_json = field("content_type").is_some_and(|value| value.starts_with(ENVELOPE_JSON.as_bytes()));
+    // A message with a type of its own is an event, whatever its other fields are named.
+    if field("type").is_some() || !(is_json || field(SPEC_HEADER).is_some()) {
+        return Ok(None);
+    }
+    let (mut headers, mut payload) = (Vec::new(), None);
+    for (name, value) in &message.fields {
+        let name = text("the name of a field", name)?;
+        match name.as_str() {
+            "payload" => once(&mut payload, &name, value.clone())?,
+            "content_type" => headers.push(("content-type".to_owned(), text(&name, value)?)),
+            _ if name.starts_with("ce-") && !is_json => headers.push((name.clone(), text(&name, value)?)),
+            _ => return Err(format!("the field `{}` has no place beside an envelope", shorten(&name))),
+        }
+    }
+    let payload = payload.unwrap_or_default();
+    let envelope = if is_json {
+        Envelope::from_json(&payload)
+    } else {
+        Envelope::from_headers(headers.iter().map(|(name, value)| (name.as_str(), value.as_str())), payload)
+    };
+    envelope.map(Some).map_err(|error| error.to_string())
+}
+
 /// What the fields of a message publish.
-fn publication(message: &Message, stream: &str) -> Result<Publication, String> {
+fn publication(message: &Message, origin: Origin) -> Result<Publication, String> {
     let mut payload = None;
     let (mut event_type, mut dedupe_key, mut content_type) = (None, None, None);
     let (mut tenant, mut order_key) = (None, None);
@@ -66,7 +99,7 @@ fn publication(message: &Message, stream: &str) -> Result<Publication, String> {
     publication.content_type = content_type.unwrap_or(publication.content_type);
     publication.tenant = tenant.unwrap_or_default();
     publication.order_key = order_key.filter(|key| !key.is_empty());
-    publication.origin = Origin::Stream { stream: stream.to_owned(), message: message.id.clone() };
+    publication.origin = origin;
     (publication.headers, publication.trace) = (headers, trace);
     Ok(publication)
 }
@@ -86,9 +119,13 @@ fn required(name: &str, value: Option<String>) -> Result<String, String> {
     }
 }
 
+fn shorten(name: &str) -> &str {
+    name.get(..64).unwrap_or(name)
+}
+
 /// Text that every ledger and every header can contain.
 fn text(name: &str, value: &Bytes) -> Result<String, String> {
-    let short = name.get(..64).unwrap_or(name);
+    let short = shorten(name);
     if value.len() > LONGEST {
         return Err(format!("`{short}` is longer than {LONGEST} bytes"));
     }
@@ -159,6 +196,11 @@ mod tests {
             "tenant\0",
             "order_key\0",
             "content_type\0",
+            "ce-specversion\x001.0\0",
+            "ce-id\0",
+            "ce-source\0",
+            "ce-type\0",
+            "application/cloudevents+json",
         ])
         .run(|input| {
             let parts: Vec<&[u8]> = input.split(|byte| *byte == 0).collect();
@@ -199,6 +241,58 @@ mod tests {
             (event.order_key.as_deref(), event.targets.as_slice()),
             (Some("o"), &["crm".to_owned()][..])
         );
+    }
+
+    // As headers and as JSON; both find the same ids.
+    #[test]
+    fn an_envelope_is_an_event() {
+        let fields = read(&[
+            ("ce-specversion", b"1.0"),
+            ("ce-id", b"m-1"),
+            ("ce-source", b"/shop"),
+            ("ce-type", b"order.pay"),
+            ("ce-tenant", b"acme"),
+            ("ce-idempotencykey", b"o-1:pay"),
+            ("ce-correlationid", b"c%201"),
+            ("ce-partitionkey", b"o-1"),
+            ("content_type", b"text/plain"),
+            ("payload", b"pay"),
+        ])
+        .expect("it is whole");
+        let json = br#"{"specversion":"1.0","id":"m-1","source":"/shop","type":"order.pay","tenant":"acme",
+            "idempotencykey":"o-1:pay","correlationid":"c 1","partitionkey":"o-1","datacontenttype":"text/plain",
+            "data":"pay"}"#;
+        let json =
+            read(&[("content_type", b"application/cloudevents+json"), ("payload", json)]).expect("whole");
+        assert_eq!(NewEvent { id: json.id, ..fields.clone() }, json);
+        let named = read(&[
+            ("type", b"order.pay"),
+            ("dedupe_key", b"o-1:pay"),
+            ("payload", b"pay"),
+            ("tenant", b"acme"),
+        ]);
+        assert_eq!(fields.dedupe, named.expect("it is whole").dedupe, "one fact, however it was written");
+        assert_eq!(fields.notes.tags, ["ce-id:m-1", "ce-correlationid:c 1"]);
+        assert_eq!((fields.order_key.as_deref(), &fields.payload[..]), (Some("o-1"), &b"pay"[..]));
+        assert!(fields.headers.iter().all(|(name, _)| name != "ce-idempotencykey"), "only its hash is kept");
+        let wrong = read(&[("ce-specversion", b"1.0"), ("ce-id", b"1"), ("dedupe_key", b"k")]).unwrap_err();
+        assert!(wrong.contains("`dedupe_key` has no place"), "{wrong}");
+        let wrong = read(&[("ce-specversion", b"1.0"), ("ce-id", b"1"), ("payload", b"")]).unwrap_err();
+        assert_eq!(wrong, "source: required in an envelope");
+    }
+
+    // Such messages were events before there were envelopes.
+    #[test]
+    fn a_message_with_its_own_type_is_no_envelope() {
+        let event = read(&[
+            ("type", b"t"),
+            ("dedupe_key", b"k"),
+            ("payload", b"{}"),
+            ("ce-specversion", b"0.3"),
+            ("content_type", b"application/cloudevents+json"),
+        ]);
+        let event = event.expect("it is whole");
+        assert_eq!((event.event_type.as_str(), &event.payload[..]), ("t", &b"{}"[..]));
     }
 
     #[test]

@@ -361,7 +361,8 @@ pub(super) async fn describe(ledger: &dyn Ledger) -> Vec<String> {
     }
     let keyless =
         ledger.find_keyless(key(20), Generation::FIRST, dedupe(20).fingerprint).await.expect("an answer");
-    let found = ledger.find_events(Some("req-1".to_owned()), Some(key(20))).await.expect("an answer");
+    let found =
+        ledger.find_events(Some("req-1".to_owned()), Some(key(20)), Vec::new()).await.expect("an answer");
     let unmirrored = ledger.unmirrored("orders".to_owned(), 10).await.expect("an answer");
     let unmirrored: Vec<LetterId> = unmirrored.iter().map(|letter| letter.id).collect();
     let running = ledger.running().await.expect("an answer");
