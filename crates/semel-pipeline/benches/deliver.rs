@@ -18,7 +18,6 @@ use semel::secret::Secret;
 use semel::time::{Clock as _, SystemClock};
 use semel_client::client::{Client, Request, Sent};
 use semel_pipeline::delivery::{AttemptClass, Ending, Settle, Work};
-use semel_pipeline::event::Origin;
 use semel_pipeline::ledger::{Intake as _, PostgresLedger, Take, Working};
 use semel_pipeline::publish::Publication;
 use semel_pipeline::target::{TargetRegistry, delivery_key};
@@ -102,7 +101,7 @@ impl Bench {
         for _ in 0..EVENTS / 100 {
             let events = (0..100).map(|_| {
                 let key = self.numbers.fetch_add(1, Ordering::Relaxed).to_string();
-                let paid = Publication::json("order.paid", key, r#"{"cents": 1200}"#, Origin::Outbox);
+                let paid = Publication::new("order.paid", key, r#"{"cents": 1200}"#);
                 paid.into_event(&self.secret, &self.registry.current(), SystemClock.now()).expect("an event")
             });
             self.ledger.accept(events.collect()).await.expect("they are accepted");

@@ -11,7 +11,6 @@ use semel::store::EmbeddedStore;
 use semel::time::{Clock as _, SystemClock};
 use semel_client::retry::{Destinations, Retry};
 use semel_pipeline::delivery::DeliveryState;
-use semel_pipeline::event::Origin;
 use semel_pipeline::ledger::{DeliveryFilter, EmbeddedLedger, Intake as _, Page, Reading as _};
 use semel_pipeline::publish::Publication;
 use semel_pipeline::target::{
@@ -45,7 +44,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Twice, as a producer that heard no answer would: it is the same event.
     for _ in 0..2 {
-        let paid = Publication::json("order.paid", "order-17", r#"{"cents": 1200}"#, Origin::Outbox);
+        let paid = Publication::new("order.paid", "order-17", r#"{"cents": 1200}"#);
         let event = paid.into_event(&secret, &registry.current(), SystemClock.now())?;
         println!("{:?}", ledger.accept(vec![event]).await?);
     }

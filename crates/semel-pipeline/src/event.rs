@@ -250,7 +250,7 @@ impl Notes {
 }
 
 /// Ids that connect an event to traces and requests of other systems.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Trace {
     /// The id of the request that published it.
     pub request_id: Option<String>,

@@ -255,9 +255,14 @@ pub trait Reading: Send + Sync + 'static {
     /// The deliveries of an event with their attempts.
     fn deliveries_of(&self, event: EventId) -> Answer<'_, Vec<DeliveryHistory>>;
 
-    /// Events that a request id or a dedupe id names: for the story of an action. The request id of an attempt names the
-    /// event it delivered.
-    fn find_events(&self, request_id: Option<String>, dedupe: Option<KeyId>) -> Answer<'_, Vec<EventId>>;
+    /// Events that a request id, a dedupe id or one of these tags names: for the story of an action. The request id of an
+    /// attempt names the event it delivered. At most 1000.
+    fn find_events(
+        &self,
+        request_id: Option<String>,
+        dedupe: Option<KeyId>,
+        tags: Vec<String>,
+    ) -> Answer<'_, Vec<EventId>>;
 
     /// Numbers for the metrics: how many deliveries in each state, the age of the oldest that is due, how many letters in each status.
     fn totals(&self) -> Answer<'_, Totals>;

@@ -4,6 +4,7 @@
 //!
 //! - [`id`]: the ids of events, deliveries, dead letters and replay jobs.
 //! - [`event`]: events and their ids.
+//! - [`envelope`]: messages between services, with the ids that connect them.
 //! - [`delivery`]: one event for one target, and the only definition of its states and transitions.
 //! - [`letter`]: dead letters.
 //! - [`replay`]: jobs that send dead letters again.
@@ -17,6 +18,7 @@
 
 mod decimal;
 pub mod delivery;
+pub mod envelope;
 pub mod event;
 pub mod id;
 pub mod ledger;

@@ -12,116 +12,20 @@ pub mod embedded;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 
-use std::time::Duration;
-
-use bytes::Bytes;
-use semel::key::KeyError;
-use semel::secret::Secret;
-
-use crate::event::{Dedupe, NewEvent, Notes, Origin, Trace};
-use crate::id::EventId;
+use crate::publish::Publication;
 
 /// The source name in the dead letters of refused events.
 #[cfg(any(feature = "embedded", feature = "postgres"))]
 pub(crate) const STREAM: &str = "outbox";
 
-/// An event as its publisher knows it. The relay finds its targets and hashes its key.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Published {
-    /// Its type, e.g. `order.paid`.
-    pub event_type: String,
-    /// Names the event within its type and tenant.
-    pub dedupe_key: String,
-    /// The exact bytes to deliver.
-    #[serde(skip)]
-    pub payload: Bytes,
-    /// Their content type.
-    pub content_type: String,
-    /// The tenant; `""` without one.
-    pub tenant: String,
-    /// Deliveries to one target with the same order key are made one after the other.
-    pub order_key: Option<String>,
-    /// Other fields to deliver, in order.
-    pub headers: Vec<(String, String)>,
-    /// The id of the request that published it.
-    pub request_id: Option<String>,
-    /// The W3C trace context it belongs to.
-    pub traceparent: Option<String>,
-}
-
-impl Published {
-    /// An event of this type with a JSON payload.
-    pub fn new(
-        event_type: impl Into<String>,
-        dedupe_key: impl Into<String>,
-        payload: impl Into<Bytes>,
-    ) -> Self {
-        Self {
-            event_type: event_type.into(),
-            dedupe_key: dedupe_key.into(),
-            payload: payload.into(),
-            content_type: "application/json".to_owned(),
-            tenant: String::new(),
-            order_key: None,
-            headers: Vec::new(),
-            request_id: None,
-            traceparent: None,
-        }
-    }
-
-    /// Sets the tenant.
-    #[must_use]
-    pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
-        self.tenant = tenant.into();
-        self
-    }
-
-    /// Sets the order key.
-    #[must_use]
-    pub fn order_key(mut self, key: impl Into<String>) -> Self {
-        self.order_key = Some(key.into());
-        self
-    }
-
-    /// The event for the ledger, with the id that was created when it was published, for these targets.
-    ///
-    /// # Errors
-    /// The deduplication key is empty or too long.
-    pub fn into_event(
-        self,
-        id: EventId,
-        secret: &Secret,
-        targets: Vec<String>,
-    ) -> Result<NewEvent, KeyError> {
-        let dedupe =
-            Dedupe::of_event(secret, &self.tenant, &self.event_type, &self.dedupe_key, &self.payload)?;
-        Ok(NewEvent {
-            id,
-            tenant: self.tenant,
-            event_type: self.event_type,
-            dedupe: Some(dedupe),
-            payload: self.payload,
-            content_type: self.content_type,
-            headers: self.headers,
-            order_key: self.order_key,
-            origin: Origin::Outbox,
-            targets,
-            delay: Duration::ZERO,
-            deliver_within: None,
-            notes: Notes::default(),
-            trace: Trace { request_id: self.request_id, traceparent: self.traceparent },
-        })
-    }
-}
-
 /// Finds the targets of an event by its type and tenant; the relay calls it.
 pub trait Route: Send + Sync + 'static {
     /// The names of the targets.
-    fn targets(&self, event: &Published) -> Vec<String>;
+    fn targets(&self, event: &Publication) -> Vec<String>;
 }
 
-impl<F: Fn(&Published) -> Vec<String> + Send + Sync + 'static> Route for F {
-    fn targets(&self, event: &Published) -> Vec<String> {
+impl<F: Fn(&Publication) -> Vec<String> + Send + Sync + 'static> Route for F {
+    fn targets(&self, event: &Publication) -> Vec<String> {
         self(event)
     }
 }

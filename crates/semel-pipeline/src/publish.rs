@@ -1,4 +1,4 @@
-//! Publishing: a publication from the API or a caller is checked, and accepted once.
+//! Publishing: what a publisher knows becomes an event, accepted once.
 
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use semel::secret::Secret;
 use semel::time::{Clock as _, SystemClock, Timestamp};
 use tokio::time::Instant;
 
+use crate::envelope;
 use crate::event::{Accepted, Dedupe, NewEvent, Notes, Origin, Trace};
 use crate::id::{EventId, EventKind};
 use crate::ledger::{self, ErrorKind, Intake};
@@ -21,31 +22,41 @@ pub const MAX_ORDER_KEY: usize = 255;
 /// How long a call to the ledger whose outcome is unknown is repeated.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An event to be published.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An event as its publisher knows it: with its plain key, and without targets. The API, streams and outboxes publish
+/// it. In JSON it is a row of an outbox.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Publication {
-    /// The tenant; `""` without one.
-    pub tenant: String,
     /// Its type, e.g. `order.paid`.
     pub event_type: String,
     /// Names the event within its tenant and type.
     pub dedupe_key: String,
     /// The exact bytes to deliver.
+    #[serde(skip)]
     pub payload: Bytes,
     /// Their content type.
     pub content_type: String,
-    /// Other fields of the source, in order.
-    pub headers: Vec<(String, String)>,
+    /// The tenant; `""` without one.
+    pub tenant: String,
     /// Deliveries to one target with the same order key are made one after the other.
     pub order_key: Option<String>,
-    /// The origin of the event.
-    pub origin: Origin,
+    /// Other fields of the source, in order.
+    pub headers: Vec<(String, String)>,
     /// The ids that connect it to traces and requests of other systems.
+    #[serde(flatten)]
     pub trace: Trace,
     /// How long to wait before the first attempt.
+    #[serde(default, skip_serializing_if = "Duration::is_zero")]
     pub delay: Duration,
     /// After this time it is not delivered any more. `None`: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deliver_within: Option<Duration>,
+    /// The origin of the event. In an outbox it is always [`Origin::Outbox`].
+    #[serde(skip, default = "from_outbox")]
+    pub origin: Origin,
+}
+
+fn from_outbox() -> Origin {
+    Origin::Outbox
 }
 
 /// Why an event cannot be published. The text names the member, and never contains its content.
@@ -153,26 +164,39 @@ impl Publication {
         }
     }
 
-    /// An event with a JSON payload, without a publisher.
-    pub fn json(
+    /// An event with a JSON payload, published by the application itself.
+    pub fn new(
         event_type: impl Into<String>,
         dedupe_key: impl Into<String>,
         payload: impl Into<Bytes>,
-        origin: Origin,
     ) -> Self {
         Self {
-            tenant: String::new(),
             event_type: event_type.into(),
             dedupe_key: dedupe_key.into(),
             payload: payload.into(),
             content_type: "application/json".to_owned(),
-            headers: Vec::new(),
+            tenant: String::new(),
             order_key: None,
-            origin,
+            headers: Vec::new(),
             trace: Trace::default(),
             delay: Duration::ZERO,
             deliver_within: None,
+            origin: Origin::Outbox,
         }
+    }
+
+    /// Sets the tenant.
+    #[must_use]
+    pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
+        self.tenant = tenant.into();
+        self
+    }
+
+    /// Sets the order key.
+    #[must_use]
+    pub fn order_key(mut self, key: impl Into<String>) -> Self {
+        self.order_key = Some(key.into());
+        self
     }
 
     /// The event for a ledger, with the targets that subscribe to its type now.
@@ -185,30 +209,39 @@ impl Publication {
         targets: &Targets,
         now: Timestamp,
     ) -> Result<NewEvent, Unpublishable> {
-        let dedupe = self.dedupe(secret)?;
+        self.check()?;
+        let targets = targets.wanting(&self.event_type);
+        Ok(self.place(EventId::new(EventKind::Event, now), secret, targets)?)
+    }
+
+    /// The event for a ledger. Its tenant, type and key name it, and its payload, byte for byte, detects a conflict.
+    pub(crate) fn place(
+        self,
+        id: EventId,
+        secret: &Secret,
+        targets: Vec<String>,
+    ) -> Result<NewEvent, KeyError> {
+        let dedupe =
+            Dedupe::of_event(secret, &self.tenant, &self.event_type, &self.dedupe_key, &self.payload)?;
         Ok(NewEvent {
-            id: EventId::new(EventKind::Event, now),
-            targets: targets.wanting(&self.event_type),
+            id,
             tenant: self.tenant,
             event_type: self.event_type,
             dedupe: Some(dedupe),
             payload: self.payload,
             content_type: self.content_type,
-            headers: self.headers,
             order_key: self.order_key,
             origin: self.origin,
+            targets,
             delay: self.delay,
             deliver_within: self.deliver_within,
-            notes: Notes::default(),
+            notes: Notes { tags: envelope::tags(&self.headers, &self.trace), ..Notes::default() },
+            headers: self.headers,
             trace: self.trace,
         })
     }
 
-    /// Its deduplication: tenant, type and key name it, and its payload, byte for byte, detects a conflict.
-    ///
-    /// # Errors
-    /// The first invalid member.
-    pub fn dedupe(&self, secret: &Secret) -> Result<Dedupe, Unpublishable> {
+    fn check(&self) -> Result<(), Unpublishable> {
         if !is_event_type(&self.event_type) {
             return Err(Unpublishable::Type);
         }
@@ -221,8 +254,7 @@ impl Publication {
         if self.order_key.as_ref().is_some_and(|key| !(1..=MAX_ORDER_KEY).contains(&key.len())) {
             return Err(Unpublishable::OrderKey);
         }
-        let Self { tenant, event_type, dedupe_key, payload, .. } = self;
-        Ok(Dedupe::of_event(secret, tenant, event_type, dedupe_key, payload)?)
+        Ok(())
     }
 }
 
@@ -294,7 +326,19 @@ mod tests {
     }
 
     fn publication() -> Publication {
-        Publication::json("order.paid", "order-1", "{}", Origin::Outbox)
+        Publication::new("order.paid", "order-1", "{}")
+    }
+
+    // Applications of other versions write and read this form in outboxes.
+    #[test]
+    fn the_row_of_an_outbox_keeps_its_form() {
+        let text = r#"{"event_type":"order.paid","dedupe_key":"order-1","content_type":"application/json","tenant":"acme","order_key":"o","headers":[["a","b"]],"request_id":"r","traceparent":null}"#;
+        let mut written = publication().tenant("acme").order_key("o");
+        written.headers.push(("a".to_owned(), "b".to_owned()));
+        written.trace.request_id = Some("r".to_owned());
+        assert_eq!(serde_json::to_string(&written).unwrap(), text);
+        let read: Publication = serde_json::from_str(text).unwrap();
+        assert_eq!(Publication { payload: "{}".into(), ..read }, written);
     }
 
     // The identity of an event.
@@ -304,7 +348,8 @@ mod tests {
         let dedupe = |change: fn(&mut Publication)| {
             let mut publication = publication();
             change(&mut publication);
-            publication.dedupe(&secret).unwrap()
+            let event = publication.into_event(&secret, &Targets::new(), Timestamp::from_micros(1)).unwrap();
+            event.dedupe.unwrap()
         };
         let same = dedupe(|_| {});
         assert_eq!(dedupe(|p| p.order_key = Some("x".into())), same);

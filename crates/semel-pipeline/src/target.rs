@@ -30,6 +30,7 @@ pub use self::registry::{Registered, RegistryError, TargetRegistry, Targets};
 pub use self::signature::{SecretError, SigningSecret};
 pub use self::trace::{AttemptSpan, Sampled};
 use crate::delivery::{AttemptClass, Ending, Work};
+use crate::envelope::{self, Envelope};
 use crate::id::EventId;
 use crate::worker::Lease;
 
@@ -91,6 +92,16 @@ impl DeliveryCall {
     /// The event's type.
     pub fn event_type(&self) -> &str {
         &self.work.event_type
+    }
+
+    /// The envelope of a message that was published in one. It has no idempotency key: [`key`](Self::key) names the
+    /// effect at this target.
+    pub fn envelope(&self) -> Option<Envelope> {
+        let Work { headers, content_type, payload, .. } = &*self.work;
+        let attributes = headers.iter().filter(|(name, _)| name.starts_with(envelope::PREFIX));
+        let attributes = attributes.map(|(name, value)| (name.as_str(), value.as_str()));
+        let headers = attributes.chain([("content-type", content_type.as_str())]);
+        Envelope::from_headers(headers, payload.clone()).ok()
     }
 
     /// Names the effect: the same for every attempt to deliver this event to this target in this epoch, and unique to

@@ -7,7 +7,8 @@ use anyhow::Context as _;
 use semel::secret::Secret;
 use semel::store::EmbeddedStore;
 use semel_pipeline::ledger::{EmbeddedLedger, Ledger, PostgresLedger};
-use semel_pipeline::outbox::{self, Published};
+use semel_pipeline::outbox;
+use semel_pipeline::publish::Publication;
 use semel_pipeline::target::TargetRegistry;
 
 use crate::config::{Config, LedgerPlace, StoreUrl};
@@ -32,7 +33,7 @@ impl OpenLedger {
 
     /// Moves events from the outbox of callers' transactions into the ledger, until it is dropped.
     pub(crate) async fn relay(self, secret: Secret, registry: TargetRegistry) {
-        let route = move |event: &Published| registry.current().wanting(&event.event_type);
+        let route = move |event: &Publication| registry.current().wanting(&event.event_type);
         match self {
             Self::Embedded(ledger) => {
                 outbox::embedded::EmbeddedRelay::new(ledger, secret, route).run(RELAY_EVERY).await;

@@ -69,6 +69,7 @@ use self::background::Background;
 use self::cache::{Hit, HotCache};
 use self::event::Events;
 use self::flight::Flights;
+use crate::backoff::Backoff;
 use crate::fingerprint::Payload;
 use crate::key::{Key, KeyId};
 use crate::outcome::Outcome;
@@ -76,6 +77,9 @@ use crate::record::{self, Begin, Command, Force, Mode, Owner, Ruling, Settlement
 use crate::secret::Secret;
 use crate::store::{self, ErrorKind, IntoStore, Snapshot, Store};
 use crate::time::instant;
+
+/// How long [`Engine::apply`] repeats a command whose result is unknown.
+const APPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs effects once over a store. Cheap to clone: all clones share one engine.
 #[derive(Clone)]
@@ -206,6 +210,31 @@ impl Engine {
     /// The store failed.
     pub async fn reexecute(&self, id: KeyId) -> Result<Ruling, store::Error> {
         self.inner.store.apply(id, Command::Reexecute).await
+    }
+
+    /// Sends one step of a claim to the store, for a caller that keeps the owner or the grant itself, such as a service
+    /// for workers in other languages. Everybody else uses [`once`](Self::once). The command is repeated for up to five
+    /// seconds while its result is unknown: the store recognises the owner or the grant. The commands of operators
+    /// have neither, and are sent once.
+    ///
+    /// # Errors
+    /// The store failed; ambiguous only if the result was unknown to the end.
+    pub async fn apply(&self, id: KeyId, command: Command) -> Result<Ruling, store::Error> {
+        let repeatable = !matches!(command, Command::Settle(_) | Command::Forget(_) | Command::Reexecute);
+        let give_up = instant() + APPLY_TIMEOUT;
+        let mut backoff = Backoff::new(Duration::from_millis(10), APPLY_TIMEOUT);
+        loop {
+            match self.inner.store.apply(id, command.clone()).await {
+                Err(error) if repeatable && error.kind() == ErrorKind::Ambiguous => {
+                    let wait = backoff.next_wait();
+                    if instant() + wait >= give_up {
+                        return Err(error);
+                    }
+                    self.inner.background.sleep_until(instant() + wait).await;
+                }
+                answered => return answered,
+            }
+        }
     }
 
     /// Measures the store with a few claims and rejects a lease that is too short for it: a heartbeat must have time

@@ -128,7 +128,7 @@ pub(super) struct Statements {
     pub(super) deliveries: fn(&DeliveryFilter) -> &'static str,
     /// `$1` delivery.
     pub(super) attempts: &'static str,
-    /// `$1` request id, `$2` delivery, `$3` key.
+    /// `$1` request id, `$2` delivery, `$3` key, `$4` tags.
     pub(super) find_events: &'static str,
     /// `$1` who, `$2` action, `$3` subject, `$4` reason.
     pub(super) audit: &'static str,

@@ -8,9 +8,10 @@ use semel::secret::Secret;
 use semel::store::rusqlite::{self, Transaction, params};
 use semel::time::{Clock, SystemClock};
 
-use super::{Published, Relayed, Route};
+use super::{Relayed, Route};
 use crate::id::{EventId, EventKind};
 use crate::ledger::{EmbeddedLedger, Error};
+use crate::publish::Publication;
 
 /// The source name in the dead letters of refused events.
 pub const STREAM: &str = super::STREAM;
@@ -26,7 +27,7 @@ pub const STREAM: &str = super::STREAM;
 ///
 /// [`EmbeddedStore::transact`]: semel::store::EmbeddedStore::transact
 /// [`Once::run_in`]: semel::engine::Once::run_in
-pub fn publish_in(transaction: &Transaction<'_>, event: &Published) -> rusqlite::Result<EventId> {
+pub fn publish_in(transaction: &Transaction<'_>, event: &Publication) -> rusqlite::Result<EventId> {
     // Only for the id and for people: the ledger counts time from when it accepts the event.
     let now = SystemClock.now();
     let id = EventId::new(EventKind::Event, now);
@@ -77,9 +78,9 @@ impl EmbeddedRelay {
             return Ok(Relayed::default());
         }
         let shared = Arc::clone(&self.shared);
-        let place = move |id, event: Published| {
+        let place = move |id, event: Publication| {
             let targets = shared.route.targets(&event);
-            event.into_event(id, &shared.secret, targets)
+            event.place(id, &shared.secret, targets)
         };
         self.ledger.relay(limit, place).await
     }

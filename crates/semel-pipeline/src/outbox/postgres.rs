@@ -2,11 +2,12 @@
 //!
 //! ```no_run
 //! # async fn example(pool: sqlx::PgPool) -> Result<(), sqlx::Error> {
-//! use semel_pipeline::outbox::{Published, postgres::publish_in};
+//! use semel_pipeline::outbox::postgres::publish_in;
+//! use semel_pipeline::publish::Publication;
 //!
 //! let mut transaction = pool.begin().await?;
 //! sqlx::query("INSERT INTO paid VALUES (17)").execute(&mut *transaction).await?;
-//! publish_in(&mut transaction, &Published::new("order.paid", "order-17", r#"{"order":17}"#)).await?;
+//! publish_in(&mut transaction, &Publication::new("order.paid", "order-17", r#"{"order":17}"#)).await?;
 //! transaction.commit().await?;
 //! # Ok(()) }
 //! ```
@@ -18,9 +19,10 @@ use semel::secret::Secret;
 use semel::time::{Clock as _, SystemClock};
 use sqlx::{AssertSqlSafe, PgConnection};
 
-use super::{Published, Relayed, Route};
+use super::{Relayed, Route};
 use crate::id::{EventId, EventKind};
 use crate::ledger::{Error, PostgresLedger};
+use crate::publish::Publication;
 
 /// The source name in the dead letters of refused events.
 pub const STREAM: &str = super::STREAM;
@@ -30,7 +32,7 @@ pub const STREAM: &str = super::STREAM;
 ///
 /// # Errors
 /// PostgreSQL's error.
-pub async fn publish_in(transaction: &mut PgConnection, event: &Published) -> Result<EventId, sqlx::Error> {
+pub async fn publish_in(transaction: &mut PgConnection, event: &Publication) -> Result<EventId, sqlx::Error> {
     Outbox::default().publish_in(transaction, event).await
 }
 
@@ -71,7 +73,7 @@ impl Outbox {
     pub async fn publish_in(
         &self,
         transaction: &mut PgConnection,
-        event: &Published,
+        event: &Publication,
     ) -> Result<EventId, sqlx::Error> {
         // Only for the id: the ledger counts time from when it accepts the event.
         let id = EventId::new(EventKind::Event, SystemClock.now());
@@ -108,9 +110,9 @@ impl PostgresRelay {
     /// The ledger's error. Either no event has left the outbox, or the result is unknown and the next call continues
     /// from it.
     pub async fn run_once(&self, limit: u32) -> Result<Relayed, Error> {
-        let place = |id, event: Published| {
+        let place = |id, event: Publication| {
             let targets = self.route.targets(&event);
-            event.into_event(id, &self.secret, targets)
+            event.place(id, &self.secret, targets)
         };
         self.ledger.relay(limit, &place).await
     }

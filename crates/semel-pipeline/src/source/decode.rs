@@ -1,15 +1,16 @@
 //! Turns the fields of a message into an event, or the reason why not.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use bytes::Bytes;
 use semel::secret::Secret;
 use semel::time::Timestamp;
 
 use super::Message;
-use crate::event::{Dedupe, NewEvent, Notes, Origin, Trace};
+use crate::envelope::{ENVELOPE_JSON, Envelope, SPEC_HEADER};
+use crate::event::{NewEvent, Origin, Trace};
 use crate::id::{EventId, EventKind};
+use crate::publish::Publication;
 
 /// The longest type, tenant, order key or dedupe key.
 const LONGEST: usize = 1024;
@@ -25,54 +26,82 @@ pub(super) fn decode(
     now: Timestamp,
     targets: impl FnOnce(&str) -> Vec<String>,
 ) -> Result<NewEvent, String> {
-    let mut fields = EntryFields::default();
-    let mut headers = Vec::new();
+    let origin = Origin::Stream { stream: stream.to_owned(), message: message.id.clone() };
+    let publication = match envelope(message)? {
+        Some(envelope) => envelope.into_publication(origin).map_err(|error| error.to_string())?,
+        None => publication(message, origin)?,
+    };
+    let targets = targets(&publication.event_type);
+    publication
+        .place(EventId::new(EventKind::Event, now), secret, targets)
+        .map_err(|error| format!("the field `dedupe_key` cannot be used: {error}"))
+}
+
+/// The envelope of a message: its payload is one in JSON, or its fields are the headers of one.
+fn envelope(message: &Message) -> Result<Option<Envelope>, String> {
+    let is = |wanted: &'static str| move |(name, _): &&(Bytes, Bytes)| &name[..] == wanted.as_bytes();
+    let field = |name: &'static str| message.fields.iter().find(is(name)).map(|(_, value)| value);
+    let is_json = field("content_type").is_some_and(|value| value.starts_with(ENVELOPE_JSON.as_bytes()));
+    // A message with a type of its own is an event, whatever its other fields are named.
+    if field("type").is_some() || !(is_json || field(SPEC_HEADER).is_some()) {
+        return Ok(None);
+    }
+    let (mut headers, mut payload) = (Vec::new(), None);
     for (name, value) in &message.fields {
         let name = text("the name of a field", name)?;
         match name.as_str() {
-            "payload" => once(&mut fields.payload, &name, value.clone())?,
-            "type" => once(&mut fields.event_type, &name, text(&name, value)?)?,
-            "dedupe_key" => once(&mut fields.dedupe_key, &name, text(&name, value)?)?,
-            "tenant" => once(&mut fields.tenant, &name, text(&name, value)?)?,
-            "order_key" => once(&mut fields.order_key, &name, text(&name, value)?)?,
-            "content_type" => once(&mut fields.content_type, &name, text(&name, value)?)?,
-            _ => headers.push((name.clone(), text(&name, value)?)),
+            "payload" => once(&mut payload, &name, value.clone())?,
+            "content_type" => headers.push(("content-type".to_owned(), text(&name, value)?)),
+            _ if name.starts_with("ce-") && !is_json => headers.push((name.clone(), text(&name, value)?)),
+            _ => return Err(format!("the field `{}` has no place beside an envelope", shorten(&name))),
         }
     }
-    let event_type = required("type", fields.event_type)?;
-    let dedupe_key = required("dedupe_key", fields.dedupe_key)?;
-    let payload = fields.payload.ok_or("the field `payload` is missing")?;
-    let tenant = fields.tenant.unwrap_or_default();
-    let dedupe = Dedupe::of_event(secret, &tenant, &event_type, &dedupe_key, &payload)
-        .map_err(|error| format!("the field `dedupe_key` cannot be used: {error}"))?;
-    let header = |name: &str| headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
-    let trace = Trace { request_id: header("request_id"), traceparent: header("traceparent") };
-    Ok(NewEvent {
-        id: EventId::new(EventKind::Event, now),
-        targets: targets(&event_type),
-        tenant,
-        event_type,
-        dedupe: Some(dedupe),
-        payload,
-        content_type: fields.content_type.unwrap_or_else(|| "application/json".to_owned()),
-        headers,
-        order_key: fields.order_key.filter(|key| !key.is_empty()),
-        origin: Origin::Stream { stream: stream.to_owned(), message: message.id.clone() },
-        delay: Duration::ZERO,
-        deliver_within: None,
-        notes: Notes::default(),
-        trace,
-    })
+    let payload = payload.unwrap_or_default();
+    let envelope = if is_json {
+        Envelope::from_json(&payload)
+    } else {
+        Envelope::from_headers(headers.iter().map(|(name, value)| (name.as_str(), value.as_str())), payload)
+    };
+    envelope.map(Some).map_err(|error| error.to_string())
 }
 
-#[derive(Default)]
-struct EntryFields {
-    payload: Option<Bytes>,
-    event_type: Option<String>,
-    dedupe_key: Option<String>,
-    tenant: Option<String>,
-    order_key: Option<String>,
-    content_type: Option<String>,
+/// What the fields of a message publish.
+fn publication(message: &Message, origin: Origin) -> Result<Publication, String> {
+    let mut payload = None;
+    let (mut event_type, mut dedupe_key, mut content_type) = (None, None, None);
+    let (mut tenant, mut order_key) = (None, None);
+    let mut headers = Vec::new();
+    for (name, value) in &message.fields {
+        let name = text("the name of a field", name)?;
+        let place = match name.as_str() {
+            "payload" => {
+                once(&mut payload, &name, value.clone())?;
+                continue;
+            }
+            "type" => &mut event_type,
+            "dedupe_key" => &mut dedupe_key,
+            "tenant" => &mut tenant,
+            "order_key" => &mut order_key,
+            "content_type" => &mut content_type,
+            _ => {
+                headers.push((name.clone(), text(&name, value)?));
+                continue;
+            }
+        };
+        once(place, &name, text(&name, value)?)?;
+    }
+    let event_type = required("type", event_type)?;
+    let dedupe_key = required("dedupe_key", dedupe_key)?;
+    let payload = payload.ok_or("the field `payload` is missing")?;
+    let header = |name: &str| headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+    let trace = Trace { request_id: header("request_id"), traceparent: header("traceparent") };
+    let mut publication = Publication::new(event_type, dedupe_key, payload);
+    publication.content_type = content_type.unwrap_or(publication.content_type);
+    publication.tenant = tenant.unwrap_or_default();
+    publication.order_key = order_key.filter(|key| !key.is_empty());
+    publication.origin = origin;
+    (publication.headers, publication.trace) = (headers, trace);
+    Ok(publication)
 }
 
 fn once<T>(place: &mut Option<T>, name: &str, value: T) -> Result<(), String> {
@@ -90,9 +119,13 @@ fn required(name: &str, value: Option<String>) -> Result<String, String> {
     }
 }
 
+fn shorten(name: &str) -> &str {
+    name.get(..64).unwrap_or(name)
+}
+
 /// Text that every ledger and every header can contain.
 fn text(name: &str, value: &Bytes) -> Result<String, String> {
-    let short = name.get(..64).unwrap_or(name);
+    let short = shorten(name);
     if value.len() > LONGEST {
         return Err(format!("`{short}` is longer than {LONGEST} bytes"));
     }
@@ -163,6 +196,11 @@ mod tests {
             "tenant\0",
             "order_key\0",
             "content_type\0",
+            "ce-specversion\x001.0\0",
+            "ce-id\0",
+            "ce-source\0",
+            "ce-type\0",
+            "application/cloudevents+json",
         ])
         .run(|input| {
             let parts: Vec<&[u8]> = input.split(|byte| *byte == 0).collect();
@@ -203,6 +241,58 @@ mod tests {
             (event.order_key.as_deref(), event.targets.as_slice()),
             (Some("o"), &["crm".to_owned()][..])
         );
+    }
+
+    // As headers and as JSON; both find the same ids.
+    #[test]
+    fn an_envelope_is_an_event() {
+        let fields = read(&[
+            ("ce-specversion", b"1.0"),
+            ("ce-id", b"m-1"),
+            ("ce-source", b"/shop"),
+            ("ce-type", b"order.pay"),
+            ("ce-tenant", b"acme"),
+            ("ce-idempotencykey", b"o-1:pay"),
+            ("ce-correlationid", b"c%201"),
+            ("ce-partitionkey", b"o-1"),
+            ("content_type", b"text/plain"),
+            ("payload", b"pay"),
+        ])
+        .expect("it is whole");
+        let json = br#"{"specversion":"1.0","id":"m-1","source":"/shop","type":"order.pay","tenant":"acme",
+            "idempotencykey":"o-1:pay","correlationid":"c 1","partitionkey":"o-1","datacontenttype":"text/plain",
+            "data":"pay"}"#;
+        let json =
+            read(&[("content_type", b"application/cloudevents+json"), ("payload", json)]).expect("whole");
+        assert_eq!(NewEvent { id: json.id, ..fields.clone() }, json);
+        let named = read(&[
+            ("type", b"order.pay"),
+            ("dedupe_key", b"o-1:pay"),
+            ("payload", b"pay"),
+            ("tenant", b"acme"),
+        ]);
+        assert_eq!(fields.dedupe, named.expect("it is whole").dedupe, "one fact, however it was written");
+        assert_eq!(fields.notes.tags, ["ce-id:m-1", "ce-correlationid:c 1"]);
+        assert_eq!((fields.order_key.as_deref(), &fields.payload[..]), (Some("o-1"), &b"pay"[..]));
+        assert!(fields.headers.iter().all(|(name, _)| name != "ce-idempotencykey"), "only its hash is kept");
+        let wrong = read(&[("ce-specversion", b"1.0"), ("ce-id", b"1"), ("dedupe_key", b"k")]).unwrap_err();
+        assert!(wrong.contains("`dedupe_key` has no place"), "{wrong}");
+        let wrong = read(&[("ce-specversion", b"1.0"), ("ce-id", b"1"), ("payload", b"")]).unwrap_err();
+        assert_eq!(wrong, "source: required in an envelope");
+    }
+
+    // Such messages were events before there were envelopes.
+    #[test]
+    fn a_message_with_its_own_type_is_no_envelope() {
+        let event = read(&[
+            ("type", b"t"),
+            ("dedupe_key", b"k"),
+            ("payload", b"{}"),
+            ("ce-specversion", b"0.3"),
+            ("content_type", b"application/cloudevents+json"),
+        ]);
+        let event = event.expect("it is whole");
+        assert_eq!((event.event_type.as_str(), &event.payload[..]), ("t", &b"{}"[..]));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use semel_client::downstream::Scrubber;
 
 use super::scrub::{self, excerpt};
 use super::{DeliveryCall, DeliveryOutcome, SigningSecret, Target};
+use crate::envelope;
 
 const EVENT_ID: HeaderName = HeaderName::from_static("semel-event-id");
 const EVENT_TYPE: HeaderName = HeaderName::from_static("semel-event-type");
@@ -118,6 +119,12 @@ impl HttpTarget {
             .header(EVENT_TYPE, text("event type", &work.event_type)?)
             .header(EVENT_ID, text("event id", &id)?)
             .header(ATTEMPT, HeaderValue::from(work.attempt));
+        for (name, value) in work.headers.iter().filter(|(name, _)| name.starts_with(envelope::PREFIX)) {
+            // A producer of a stream may have written a field with such a name that is no header.
+            if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.parse()) {
+                request = request.header(name, value);
+            }
+        }
         if let Some(secret) = &self.secret {
             // Receivers treat a repeated id as the same message: a re-execution is another message.
             let message = match work.epoch {

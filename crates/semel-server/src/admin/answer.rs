@@ -241,8 +241,13 @@ pub(super) struct PayloadBody<T> {
 impl<T: DeserializeOwned> PayloadBody<T> {
     /// Reads `payload` bytes, and `envelope` bytes around them.
     pub(super) async fn read(self, payload: usize, envelope: usize) -> Result<T, Refusal> {
+        parse(&self.read_bytes(payload, envelope).await?)
+    }
+
+    /// As [`read`](Self::read), unparsed.
+    pub(super) async fn read_bytes(self, payload: usize, envelope: usize) -> Result<Bytes, Refusal> {
         let body = axum::body::to_bytes(self.body, payload.saturating_add(envelope)).await;
-        parse(&body.map_err(|_| Refusal::payload_too_large(payload))?)
+        body.map_err(|_| Refusal::payload_too_large(payload))
     }
 }
 

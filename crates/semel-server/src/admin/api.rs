@@ -239,6 +239,14 @@ impl Operation {
         self
     }
 
+    /// Another media type of its request body.
+    pub(super) fn also_reads(&mut self, media: &str, schema: &Value) -> &mut Self {
+        if let Some(body) = &mut self.request_body {
+            body["content"][media] = json!({ "schema": schema });
+        }
+        self
+    }
+
     /// An answer in plain text.
     fn text(&mut self) {
         let content = json!({ "text/plain": { "schema": { "type": "string" } } });

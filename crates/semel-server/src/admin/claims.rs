@@ -13,13 +13,12 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use schemars::JsonSchema;
 use semel::Engine;
-use semel::backoff::Backoff;
 use semel::fingerprint::Payload;
 use semel::key::{Key, KeyId};
 use semel::outcome::Outcome;
 use semel::record::{self, Begin, Command, Owner, Phase, Ruling, Terms};
 use semel::secret::Secret;
-use semel::store::{self, ErrorKind};
+use semel::store;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
@@ -34,8 +33,6 @@ use super::records::{MODES, OutcomeContent};
 use super::schema::{Names, OneOf};
 use crate::config::show_duration;
 
-/// How long a call to the store that may or may not have been executed is repeated.
-const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a waiting claim looks although nothing was pushed.
 const BACKSTOP: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -46,7 +43,7 @@ pub(super) struct Claims {
     waiters: Semaphore,
     max_outcome: usize,
     reserved: Option<String>,
-    store: Arc<dyn store::Store>,
+    engine: Engine,
 }
 
 impl Claims {
@@ -62,31 +59,13 @@ impl Claims {
             waiters: Semaphore::new(waiters.min(Semaphore::MAX_PERMITS)),
             max_outcome,
             reserved,
-            store: Arc::clone(engine.store()),
+            engine: engine.clone(),
         }
     }
 
     /// The largest body that is read: an outcome, and some room around it.
     pub(super) fn body_limit(&self) -> usize {
         self.max_outcome.saturating_mul(2).saturating_add(64 << 10)
-    }
-
-    /// Asks the store, again while the answer is unknown: claims know their owner, writes their grant.
-    async fn apply(&self, id: KeyId, command: Command) -> Result<Ruling, store::Error> {
-        let give_up = Instant::now() + RETRY_TIMEOUT;
-        let mut backoff = Backoff::new(Duration::from_millis(10), RETRY_TIMEOUT);
-        loop {
-            match self.store.apply(id, command.clone()).await {
-                Err(error) if error.kind() == ErrorKind::Ambiguous => {
-                    let wait = backoff.next_wait();
-                    if Instant::now() + wait >= give_up {
-                        return Err(error);
-                    }
-                    tokio::time::sleep(wait).await;
-                }
-                answered => return answered,
-            }
-        }
     }
 
     /// Claims, and waits for somebody else's effect until the deadline.
@@ -100,8 +79,8 @@ impl Claims {
         let mut seat = None;
         loop {
             // Subscribed before the question: no change in between is missed.
-            let mut watch = self.store.watch(id);
-            let ruling = self.apply(id, Command::Claim(claim.clone())).await?;
+            let mut watch = self.engine.store().watch(id);
+            let ruling = self.engine.apply(id, Command::Claim(claim.clone())).await?;
             let Ruling::Busy { lease_left } = ruling else { return Ok(ruling) };
             if seat.is_none() {
                 seat = self.waiters.try_acquire().ok();
@@ -390,7 +369,7 @@ async fn extend(
     command: fn(record::Grant) -> Command,
 ) -> Result<Answer<ClaimExtension>, Refusal> {
     let ticket = admin.claims.sealer.open(&claim_id, caller.tenant.as_deref())?;
-    match admin.claims.apply(ticket.id, command(ticket.grant)).await? {
+    match admin.engine.apply(ticket.id, command(ticket.grant)).await? {
         Ruling::Accepted { lease_left } => {
             admin.metrics.claim("accepted");
             Answer::ok(ClaimExtension { status, lease_left: show_duration(lease_left) })
@@ -444,7 +423,7 @@ async fn complete(
     };
     let Ticket { id, grant, fingerprint } = ticket;
     let command = Command::Complete { grant, fingerprint, outcome: Arc::new(outcome), retention };
-    match admin.claims.apply(id, command).await? {
+    match admin.engine.apply(id, command).await? {
         Ruling::Accepted { .. } => {
             admin.metrics.claim("accepted");
             tracing::info!(target: "semel::claims", user = caller.name, id = %id, outcome = "completed");
@@ -460,7 +439,7 @@ async fn release(
     PathId(claim_id): PathId,
 ) -> Result<Answer<Release>, Refusal> {
     let Ticket { id, grant, .. } = admin.claims.sealer.open(&claim_id, caller.tenant.as_deref())?;
-    let ruling = admin.claims.apply(id, Command::Release(grant)).await?;
+    let ruling = admin.engine.apply(id, Command::Release(grant)).await?;
     let released = match &ruling {
         Ruling::Accepted { .. } => true,
         // The answer to an earlier release may have got lost: the stub still knows whose it was.

@@ -1,5 +1,7 @@
 //! `/v1/events`: publish, list, show.
 
+mod envelope;
+
 use std::sync::Arc;
 
 use axum::Extension;
@@ -9,6 +11,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use schemars::JsonSchema;
 use semel::key::Hint;
+use semel_pipeline::envelope::ENVELOPE_JSON;
 use semel_pipeline::event::{Dedupe, Event, Origin, Trace};
 use semel_pipeline::id::{EventId, EventKind};
 use semel_pipeline::ledger::{EventFilter, Paged};
@@ -17,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use self::envelope::{EnvelopeDetails, EnvelopeMode};
 use super::Admin;
 use super::access::{Caller, Right};
 use super::answer::{self, Answer, PathId, PayloadBody, Refusal};
@@ -44,8 +48,9 @@ pub(super) fn routes(api: &mut Api) {
             "/v1/events",
             publish,
             "Publish an event. It is accepted once for its tenant, type and dedupe_key, and delivered once to each target of \
-             its type.",
+             its type. A message may come in an envelope: as application/cloudevents+json, or as the body of ce-* headers.",
         )
+        .also_reads(ENVELOPE_JSON, &envelope::schema())
         .success(&[(201, "The event is accepted."), (200, "The event was accepted before.")])
         .problem(422, "Code `conflict`: an event with the same key has another payload.");
     group
@@ -119,6 +124,8 @@ pub(super) struct EventDetails {
     ttl: Option<String>,
     pub(super) request_id: Option<String>,
     traceparent: Option<String>,
+    #[serde(flatten)]
+    pub(super) envelope: EnvelopeDetails,
     accepted_at: String,
     /// Not in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -192,6 +199,7 @@ impl EventDetails {
             ttl: new.deliver_within.map(show_duration),
             request_id: new.trace.request_id.clone(),
             traceparent: new.trace.traceparent.clone(),
+            envelope: EnvelopeDetails::new(&new.notes.tags),
             accepted_at: time(event.accepted_at),
             deliveries: None,
             payload: PayloadContent::default(),
@@ -218,13 +226,15 @@ async fn publish(
     let pipeline = admin.pipeline()?;
     let most = pipeline.max_payload;
     let trace = trace(&body.headers);
-    let asked = body.read(most, ENVELOPE).await?;
-    if asked.payload.get().len() > most {
+    let request_id = trace.request_id.clone();
+    let publication = match EnvelopeMode::of(&body.headers)? {
+        None => publication(body.read(most, ENVELOPE).await?, &caller, trace)?,
+        Some(mode) => envelope::publication(mode.read(body, most).await?, &caller, trace)?,
+    };
+    if publication.payload.len() > most {
         return Err(Refusal::payload_too_large(most));
     }
-    let request_id = trace.request_id.clone();
-    let (event_type, key) = (asked.r#type.clone(), Hint::new(&asked.dedupe_key));
-    let publication = publication(asked, &caller, trace)?;
+    let (event_type, key) = (publication.event_type.clone(), Hint::new(&publication.dedupe_key));
     let published =
         publication.publish(&*pipeline.ledger, &pipeline.secret, &pipeline.registry.current()).await;
     let (id, targets) = match published {
@@ -252,9 +262,9 @@ async fn publish(
 }
 
 fn publication(asked: PublishRequest, caller: &Caller, trace: Trace) -> Result<Publication, Refusal> {
-    let origin = Origin::Api { principal: caller.name.clone() };
     let payload = asked.payload.get().to_owned();
-    let mut publication = Publication::json(asked.r#type, asked.dedupe_key, payload, origin);
+    let mut publication = Publication::new(asked.r#type, asked.dedupe_key, payload);
+    publication.origin = Origin::Api { principal: caller.name.clone() };
     publication.tenant = caller.tenant_for(asked.tenant)?;
     publication.order_key = asked.order_key;
     publication.delay = answer::length("delay", asked.delay.as_deref())?.unwrap_or_default();
@@ -288,6 +298,11 @@ impl Filters for EventFilters {
             "The event with this deduplication key. Requires `type`, and `tenant` if it has one.",
         ),
         Parameter::text("key_id", "The event whose deduplication key has this ID."),
+        Parameter::text("message_id", "Only messages whose envelope has this ID."),
+        Parameter::text("correlation_id", "Only messages whose envelope has this correlation ID."),
+        Parameter::text("causation_id", "Only messages whose envelope has this causation ID."),
+        Parameter::text("trace_id", "Only messages whose envelope has this trace ID."),
+        Parameter::text("user", "Only messages whose envelope has this user."),
     ];
 }
 
@@ -310,7 +325,7 @@ async fn list(
         kind,
         tenant: asked.take("tenant"),
         event_type: asked.take("type"),
-        tag: asked.take("tag"),
+        tag: envelope::take_tag(&mut asked)?,
     };
     let page = pipeline.ledger.events(filter, asked.page).await?;
     Answer::ok(ListedEvent::page(pipeline, page).await?)
@@ -332,7 +347,7 @@ async fn find(pipeline: &Pipeline, asked: &mut ListRequest) -> Result<Option<Vec
     if request_id.is_none() && dedupe.is_none() {
         return Ok(None);
     }
-    Ok(Some(pipeline.ledger.find_events(request_id, dedupe).await?))
+    Ok(Some(pipeline.ledger.find_events(request_id, dedupe, Vec::new()).await?))
 }
 
 async fn show(

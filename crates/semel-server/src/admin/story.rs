@@ -1,7 +1,8 @@
 //! `/v1/story/{id}`: everything that is known of one action, in the order it happened.
 //!
 //! Any id of it will do: of an event or run, also one that waits in the buffer; of a delivery, a dead letter, a replay job, a
-//! key or a trigger's claim; or of a request: the gateway's, a publisher's or trigger's, or one that a target saw.
+//! key or a trigger's claim; of a request: the gateway's, a publisher's or trigger's, or one that a target saw; or an id of an
+//! envelope.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use semel::record::State as RecordState;
 use semel::store::{Scan, Snapshot};
 use semel::time::{Clock as _, SystemClock, Timestamp};
 use semel_pipeline::delivery::{DeliveryHistory, delivery_of_request};
+use semel_pipeline::envelope::EnvelopeId;
 use semel_pipeline::event::{Event, Generation};
 use semel_pipeline::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
 use semel_pipeline::ledger::Page;
@@ -57,7 +59,8 @@ const RUNS: u32 = 500;
 
 pub(super) fn routes(api: &mut Api) {
     let id = "Any ID of the action: evt_…, run_… (also in the buffer), dlv_…, dlq_…, rpl_…, the ID of a key or of the claim of a \
-              trigger, or the request ID of the gateway, of a publisher, of a trigger or of an attempt.";
+              trigger, the request ID of the gateway, of a publisher, of a trigger or of an attempt, or the message, correlation, causation \
+              or trace ID of an envelope.";
     api.group("events", id, Needs::Store)
         .get(
             "/v1/story/{id}",
@@ -137,7 +140,7 @@ async fn show(State(admin): State<Arc<Admin>>, PathId(id): PathId) -> Result<Ans
             return Err(refusal);
         }
         let mut detail = format!(
-            "nothing is known of {id:?}: no event, run, delivery, dead letter, replay, key or request has this id"
+            "nothing is known of {id:?}: no event, run, delivery, dead letter, replay, key, request or envelope has this id"
         );
         if let Some(cut_short) = story.cut_short {
             detail.push_str(&format!("; {cut_short}"));
@@ -179,7 +182,10 @@ impl StoryBuilder<'_> {
             if let Some(key) = key {
                 away = self.trigger_claim(pipeline, key).await?;
             }
-            for event in pipeline.ledger.find_events(Some(id.to_owned()), key).await? {
+            let envelope =
+                [EnvelopeId::Message, EnvelopeId::Correlation, EnvelopeId::Causation, EnvelopeId::Trace];
+            let tags = envelope.into_iter().map(|kind| kind.tag(id)).collect();
+            for event in pipeline.ledger.find_events(Some(id.to_owned()), key, tags).await? {
                 self.event(pipeline, event).await?;
             }
         }
@@ -397,6 +403,8 @@ impl StoryBuilder<'_> {
         let more = json!({
             "type": shown.r#type, "tenant": shown.tenant, "key": shown.dedupe_key, "origin": shown.origin,
             "request_id": shown.request_id, "trace_id": event.new.trace.trace_id(),
+            "message_id": shown.envelope.message_id, "correlation_id": shown.envelope.correlation_id,
+            "causation_id": shown.envelope.causation_id, "user": shown.envelope.user,
         });
         self.add_entry(event.accepted_at, "event", "accepted", &id.to_string(), more);
         let r#type = Some(shown.r#type);

@@ -1,28 +1,35 @@
 //! `semel events`: publishes and lists events of a running server, and shows the history of an action.
 
 use clap::Subcommand;
-use http::Method;
+use http::{HeaderValue, Method, header};
+use semel_pipeline::envelope::ENVELOPE_JSON;
 use serde_json::Value;
 
-use super::remote::{Pages, QueryString, cell, counts, encode, get, print, read_payload, send};
+use super::remote::{Pages, QueryString, ask, cell, counts, encode, get, print, read_payload, send};
 use super::screen::{table, write_line};
 use crate::admin::events::PublishRequest;
 use crate::cli::Remote;
-use crate::client::AdminClient;
+use crate::client::{AdminClient, Request};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum EventsCommand {
     /// Publish one event, accepted once per type, deduplication key and tenant
     Publish {
         /// Type, such as order.paid
-        #[arg(long = "type", value_name = "TYPE")]
-        event_type: String,
+        #[arg(long = "type", value_name = "TYPE", required_unless_present = "envelope")]
+        event_type: Option<String>,
         /// Deduplication key
-        #[arg(long, value_name = "KEY")]
-        dedupe_key: String,
+        #[arg(long, value_name = "KEY", required_unless_present = "envelope")]
+        dedupe_key: Option<String>,
         /// Payload: JSON, delivered byte for byte; @FILE reads it from a file, - from standard input
-        #[arg(long, value_name = "JSON")]
-        payload: String,
+        #[arg(long, value_name = "JSON", required_unless_present = "envelope")]
+        payload: Option<String>,
+        /// Message in an envelope, as CloudEvents JSON, instead of all other options; @FILE reads it from a file, - from
+        /// standard input
+        #[arg(long, value_name = "JSON", conflicts_with_all = [
+            "event_type", "dedupe_key", "payload", "tenant", "order_key", "delay", "ttl",
+        ])]
+        envelope: Option<String>,
         /// Tenant
         #[arg(long)]
         tenant: Option<String>,
@@ -49,6 +56,24 @@ pub(crate) enum EventsCommand {
         /// Only events with this request id
         #[arg(long, value_name = "ID")]
         request_id: Option<String>,
+        /// Only the event with this deduplication key; requires --type, and --tenant if it has one
+        #[arg(long, value_name = "KEY", requires = "event_type")]
+        dedupe_key: Option<String>,
+        /// Only messages whose envelope has this id
+        #[arg(long, value_name = "ID")]
+        message_id: Option<String>,
+        /// Only messages whose envelope has this correlation id
+        #[arg(long, value_name = "ID")]
+        correlation_id: Option<String>,
+        /// Only messages whose envelope has this causation id
+        #[arg(long, value_name = "ID")]
+        causation_id: Option<String>,
+        /// Only messages whose envelope has this trace id
+        #[arg(long, value_name = "ID")]
+        trace_id: Option<String>,
+        /// Only messages whose envelope has this user
+        #[arg(long)]
+        user: Option<String>,
         /// Maximum number of events
         #[arg(long, default_value_t = 100)]
         limit: usize,
@@ -58,9 +83,9 @@ pub(crate) enum EventsCommand {
         #[command(flatten)]
         remote: Remote,
     },
-    /// Show the history of an action by any of its ids: an event, run, delivery, dead letter, replay, key or request
+    /// Show the history of an action by any of its ids: an event, run, delivery, dead letter, replay, key, request or envelope
     Show {
-        /// evt_…, run_…, dlv_…, dlq_…, the id of a key, or a request id
+        /// evt_…, run_…, dlv_…, dlq_…, the id of a key, a request id, or an id of an envelope
         id: String,
         #[command(flatten)]
         remote: Remote,
@@ -73,11 +98,30 @@ pub(crate) enum EventsCommand {
 /// The server cannot be reached, or refuses.
 pub(crate) async fn run(command: EventsCommand) -> anyhow::Result<()> {
     match command {
-        EventsCommand::Publish { event_type, dedupe_key, payload, tenant, order_key, delay, ttl, remote } => {
-            let payload = read_payload(&payload)?;
-            let event =
-                PublishRequest { r#type: event_type, dedupe_key, payload, tenant, order_key, delay, ttl };
-            let done = send(&AdminClient::of(&remote)?, Method::POST, "/v1/events", &event).await?;
+        EventsCommand::Publish {
+            event_type,
+            dedupe_key,
+            payload,
+            envelope,
+            tenant,
+            order_key,
+            delay,
+            ttl,
+            remote,
+        } => {
+            let client = AdminClient::of(&remote)?;
+            let done = if let Some(envelope) = envelope {
+                let envelope = read_payload(&envelope)?.get().to_owned();
+                let json = HeaderValue::from_static(ENVELOPE_JSON);
+                let request = Request::post("/v1/events").bytes(envelope);
+                ask(&client, request.header(header::CONTENT_TYPE, json)).await?
+            } else {
+                // Required by the command line without an envelope.
+                let payload = read_payload(&payload.unwrap_or_default())?;
+                let (r#type, dedupe_key) = (event_type.unwrap_or_default(), dedupe_key.unwrap_or_default());
+                let event = PublishRequest { r#type, dedupe_key, payload, tenant, order_key, delay, ttl };
+                send(&client, Method::POST, "/v1/events", &event).await?
+            };
             if remote.json {
                 return print(&done);
             }
@@ -90,11 +134,34 @@ pub(crate) async fn run(command: EventsCommand) -> anyhow::Result<()> {
             let whom = if targets.is_empty() { "no target matches".to_owned() } else { targets.join(", ") };
             write_line(&format!("{id}  accepted: {whom}"))
         }
-        EventsCommand::List { event_type, tenant, request_id, limit, cursor, remote } => {
+        EventsCommand::List {
+            event_type,
+            tenant,
+            request_id,
+            dedupe_key,
+            message_id,
+            correlation_id,
+            causation_id,
+            trace_id,
+            user,
+            limit,
+            cursor,
+            remote,
+        } => {
             let mut query = QueryString::default();
-            query.add("type", event_type.as_deref());
-            query.add("tenant", tenant.as_deref());
-            query.add("request_id", request_id.as_deref());
+            for (name, value) in [
+                ("type", event_type),
+                ("tenant", tenant),
+                ("request_id", request_id),
+                ("dedupe_key", dedupe_key),
+                ("message_id", message_id),
+                ("correlation_id", correlation_id),
+                ("causation_id", causation_id),
+                ("trace_id", trace_id),
+                ("user", user),
+            ] {
+                query.add(name, value.as_deref());
+            }
             let listed = Pages::new(&remote, "/v1/events", query)?.after(cursor).collect(limit).await?;
             let names = ["id", "type", "tenant", "dedupe_key", "accepted_at"];
             listed.show(&remote, |items| {

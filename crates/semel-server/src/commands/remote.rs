@@ -34,7 +34,11 @@ pub(crate) async fn ask_raw(
     body: String,
 ) -> anyhow::Result<Value> {
     let json = HeaderValue::from_static("application/json");
-    let request = Request::new(method, path).bytes(body).header(header::CONTENT_TYPE, json);
+    ask(client, Request::new(method, path).bytes(body).header(header::CONTENT_TYPE, json)).await
+}
+
+/// Sends a request, and reads the JSON of its answer.
+pub(crate) async fn ask(client: &AdminClient, request: Request) -> anyhow::Result<Value> {
     let response = client.send(&request).await?;
     let answer: Value = serde_json::from_slice(&response.body).unwrap_or_default();
     if response.status.is_success() {

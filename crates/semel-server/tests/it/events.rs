@@ -6,6 +6,7 @@ mod dead;
 mod delivered;
 mod drained;
 mod durable;
+mod envelopes;
 mod killed;
 mod openapi;
 mod operate;

@@ -11,6 +11,7 @@ use semel::time::{Clock as _, SystemClock};
 use semel_pipeline::event::{Accepted, Dedupe, Generation, NewEvent, Origin};
 use semel_pipeline::id::{EventId, EventKind};
 use semel_pipeline::ledger::{self, KeyState};
+use semel_pipeline::publish;
 
 use super::claim::ResolvedClaim;
 use super::existing::ExistingRun;
@@ -401,8 +402,7 @@ impl Triggers {
 
     pub(super) async fn accept(&self, run: NewEvent) -> Result<Placement, TriggerError> {
         let id = run.id;
-        let accepted = self.ledger.accept(vec![run]).await?;
-        let placed = placement_of(accepted.first().copied().unwrap_or(Accepted::Conflict), id, false)?;
+        let placed = placement_of(publish::accept(&*self.ledger, run).await?, id, false)?;
         if placed.is_some() {
             count(&self.counters.direct, 1);
         }

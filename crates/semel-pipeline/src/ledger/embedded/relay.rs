@@ -10,7 +10,8 @@ use crate::id::EventId;
 use crate::ledger::Error;
 use crate::ledger::sql::Database as _;
 use crate::ledger::sql::relay::{KEY_IS_TAKEN, Waiting};
-use crate::outbox::{Published, Relayed};
+use crate::outbox::Relayed;
+use crate::publish::Publication;
 
 const WAITING: &str = "SELECT number, id, event, payload FROM ledger_outbox ORDER BY number LIMIT $1";
 
@@ -18,7 +19,7 @@ impl EmbeddedLedger {
     /// Accepts what waits in the outbox, at most `limit`, and takes it away there.
     pub(crate) async fn relay<F>(&self, limit: u32, place: F) -> Result<Relayed, Error>
     where
-        F: Fn(EventId, Published) -> Result<NewEvent, KeyError> + Send + 'static,
+        F: Fn(EventId, Publication) -> Result<NewEvent, KeyError> + Send + 'static,
     {
         self.write(move |work, _| {
             let mut relayed = Relayed::default();
@@ -42,7 +43,7 @@ impl Work<'_> {
     fn relay(
         &mut self,
         waiting: &Waiting,
-        place: &impl Fn(EventId, Published) -> Result<NewEvent, KeyError>,
+        place: &impl Fn(EventId, Publication) -> Result<NewEvent, KeyError>,
     ) -> Done<Accepted> {
         let letter = match waiting.event(place, self.now) {
             Ok(event) => match self.accept(&event)? {

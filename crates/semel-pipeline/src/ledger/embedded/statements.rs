@@ -118,7 +118,9 @@ pub(super) const STATEMENTS: Statements = Statements {
             SELECT number, kind, id FROM ledger_event WHERE request_id = $1
             UNION SELECT e.number, e.kind, e.id FROM ledger_delivery AS d JOIN ledger_event AS e ON e.number = d.event
             WHERE d.id = $2
-            UNION SELECT number, kind, id FROM ledger_event WHERE dedupe = $3)
+            UNION SELECT number, kind, id FROM ledger_event WHERE dedupe = $3
+            UNION SELECT e.number, e.kind, e.id FROM ledger_tag AS t JOIN ledger_event AS e ON e.number = t.event
+            WHERE t.tag IN (SELECT value FROM json_each($4)))
         ORDER BY number LIMIT 1000",
     audit: "INSERT INTO ledger_audit (at, who, action, subject, reason) VALUES (:now, $1, $2, $3, $4)",
     delivery_totals: "SELECT name, state, count FROM ledger_total WHERE what = 'delivery' AND count > 0

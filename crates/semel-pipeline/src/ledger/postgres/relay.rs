@@ -15,7 +15,8 @@ use crate::ledger::Error;
 use crate::ledger::sql::Database as _;
 use crate::ledger::sql::relay::{KEY_IS_TAKEN, Waiting};
 use crate::ledger::sql::writing::Writing as _;
-use crate::outbox::{Published, Relayed};
+use crate::outbox::Relayed;
+use crate::publish::Publication;
 
 /// One relay at a time: so what one caller published in order stays in order. The others find nothing to do.
 const ALONE: &str =
@@ -28,7 +29,8 @@ const RELAYED: &str = "DELETE FROM ledger_outbox WHERE number = ANY($1)";
 const SOME_WAIT: &str = "SELECT 1 FROM ledger_outbox LIMIT 1";
 
 /// Makes the event that the ledger accepts of one that was published.
-pub(crate) type PlaceEvent<'a> = dyn Fn(EventId, Published) -> Result<NewEvent, KeyError> + Send + Sync + 'a;
+pub(crate) type PlaceEvent<'a> =
+    dyn Fn(EventId, Publication) -> Result<NewEvent, KeyError> + Send + Sync + 'a;
 
 impl PostgresLedger {
     /// Accepts what waits in the outbox, at most `limit`, and takes it away there.

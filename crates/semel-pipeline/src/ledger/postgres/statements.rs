@@ -112,6 +112,8 @@ pub(super) const STATEMENTS: Statements = Statements {
           SELECT e.id, e.kind, e.number FROM ledger_event AS e WHERE e.dedupe = $3 AND e.dedupe_live
           UNION
           SELECT e.id, e.kind, e.number FROM ledger_event AS e WHERE e.dedupe = $3 AND NOT e.dedupe_live AND e.dedupe IS NOT NULL
+          UNION
+          SELECT e.id, e.kind, e.number FROM ledger_event AS e WHERE e.tags && $4::text[] AND e.tags <> '{}'
         ) AS f ORDER BY f.number LIMIT 1000",
     audit: "INSERT INTO ledger_audit (at, who, action, subject, reason) VALUES (statement_timestamp(), $1, $2, $3, $4)",
     // By the partial indexes, each of which holds what has not ended well.

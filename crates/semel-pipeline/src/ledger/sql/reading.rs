@@ -117,10 +117,12 @@ pub(crate) async fn find_events<D: Database>(
     db: &mut D,
     request_id: Option<&str>,
     dedupe: Option<KeyId>,
+    tags: &[String],
 ) -> Result<Vec<EventId>, D::Fault> {
     let delivery = request_id.and_then(delivery::delivery_of_request).map(DeliveryId::to_bytes);
     let key = dedupe.map(|dedupe| *dedupe.as_bytes());
-    db.rows(D::SQL.find_events, &[request_id.into(), delivery.into(), key.into()]).await
+    let tags = Value::Texts(tags.iter().map(String::as_str).collect());
+    db.rows(D::SQL.find_events, &[request_id.into(), delivery.into(), key.into(), tags]).await
 }
 
 /// Writes a line of the audit log.

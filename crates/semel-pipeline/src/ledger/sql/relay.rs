@@ -8,7 +8,8 @@ use super::{Columns, FromRow};
 use crate::event::NewEvent;
 use crate::id::{EventId, EventKind, LetterId};
 use crate::letter::{Cause, NewLetter, SourceMessage};
-use crate::outbox::{Published, STREAM};
+use crate::outbox::STREAM;
+use crate::publish::Publication;
 
 /// An event that waits in the outbox.
 pub(crate) struct Waiting {
@@ -34,11 +35,11 @@ impl Waiting {
     /// The event that the ledger accepts, made by `place`; otherwise the dead letter that it becomes.
     pub(crate) fn event(
         &self,
-        place: impl Fn(EventId, Published) -> Result<NewEvent, KeyError>,
+        place: impl Fn(EventId, Publication) -> Result<NewEvent, KeyError>,
         now: Timestamp,
     ) -> Result<NewEvent, Box<NewLetter>> {
-        let published = match serde_json::from_str::<Published>(&self.text) {
-            Ok(event) => Published { payload: self.payload.clone(), ..event },
+        let published = match serde_json::from_str::<Publication>(&self.text) {
+            Ok(event) => Publication { payload: self.payload.clone(), ..event },
             Err(error) => {
                 let why = format!("it is not what the outbox writes: {error}");
                 return Err(Box::new(self.letter(Cause::Undecodable, why, now)));

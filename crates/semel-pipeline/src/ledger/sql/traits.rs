@@ -30,8 +30,8 @@ macro_rules! sql_ledger {
                     Read: deliveries(filter: DeliveryFilter, page: Page) -> Paged<Delivery>
                         = reading::deliveries[filter, page];
                     Read: deliveries_of(event: EventId) -> Vec<DeliveryHistory> = reading::deliveries_of[*event];
-                    Read: find_events(request_id: Option<String>, dedupe: Option<KeyId>) -> Vec<EventId>
-                        = reading::find_events[request_id.as_deref(), *dedupe];
+                    Read: find_events(request_id: Option<String>, dedupe: Option<KeyId>, tags: Vec<String>) -> Vec<EventId>
+                        = reading::find_events[request_id.as_deref(), *dedupe, tags];
                     Read: totals() -> Totals = reading::totals[];
                 }
             }

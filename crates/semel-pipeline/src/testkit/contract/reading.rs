@@ -121,16 +121,28 @@ pub async fn events_are_found_by_their_ids(context: &LedgerContext) {
     let a =
         context.accept(NewEvent { trace: trace.clone(), dedupe: Some(key.clone()), ..event(TARGET) }).await;
     let b = context.accept(NewEvent { trace, delay: LONG, ..event(TARGET) }).await;
-    let work = context.take_one().await;
-    let find = async |request: Option<&str>, dedupe| {
-        let found = context.ledger().find_events(request.map(str::to_owned), dedupe).await;
-        found.expect("they can be looked for")
+    let notes = |tags: &[&str]| Notes {
+        tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
+        ..Notes::default()
     };
+    let tagged = NewEvent { notes: notes(&["x:1", "y:1"]), delay: LONG, ..event(TARGET) };
+    let c = context.accept(tagged).await;
+    let d = context.accept(NewEvent { notes: notes(&["x:2"]), delay: LONG, ..event(TARGET) }).await;
+    let work = context.take_one().await;
+    let find_any = async |request: Option<&str>, dedupe, tags: &[&str]| {
+        let (request, tags) =
+            (request.map(str::to_owned), tags.iter().map(|tag| (*tag).to_owned()).collect());
+        context.ledger().find_events(request, dedupe, tags).await.expect("they can be looked for")
+    };
+    let find = async |request: Option<&str>, dedupe| find_any(request, dedupe, &[]).await;
     assert_eq!(find(Some("req-1"), None).await, [a, b]);
     assert_eq!(find(Some("req-2"), None).await, []);
     assert_eq!(find(None, Some(key.id)).await, [a]);
     assert_eq!(find(Some(&work.request_id), None).await, [a], "by the request of an attempt");
     assert_eq!(find(None, None).await, []);
+    assert_eq!(find_any(None, None, &["x:1", "y:1"]).await, [c], "each once");
+    assert_eq!(find_any(Some("req-1"), None, &["x:2", "x:1"]).await, [a, b, c, d]);
+    assert_eq!(find_any(None, None, &["x"]).await, []);
 }
 
 /// The numbers for the metrics match the rows.

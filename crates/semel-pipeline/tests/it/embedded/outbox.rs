@@ -10,8 +10,9 @@ use semel_pipeline::ledger::{
     EmbeddedLedger, EventFilter, LetterFilter, Letters as _, Page, Reading as _, Take, Working as _,
 };
 use semel_pipeline::letter::Cause;
+use semel_pipeline::outbox::Relayed;
 use semel_pipeline::outbox::embedded::{EmbeddedRelay, STREAM, publish_in};
-use semel_pipeline::outbox::{Published, Relayed};
+use semel_pipeline::publish::Publication;
 
 struct Shop {
     store: Arc<EmbeddedStore>,
@@ -30,7 +31,7 @@ impl Shop {
             .await
             .expect("a table can be made");
         let ledger = Arc::new(ledger);
-        let route = |event: &Published| match event.event_type.as_str() {
+        let route = |event: &Publication| match event.event_type.as_str() {
             "order.paid" => vec!["crm".to_owned(), "mail".to_owned()],
             _ => Vec::new(),
         };
@@ -49,8 +50,10 @@ impl Shop {
     }
 }
 
-fn paid(order: &str) -> Published {
-    Published::new("order.paid", order, format!("{{\"order\":\"{order}\"}}")).tenant("acme").order_key(order)
+fn paid(order: &str) -> Publication {
+    Publication::new("order.paid", order, format!("{{\"order\":\"{order}\"}}"))
+        .tenant("acme")
+        .order_key(order)
 }
 
 fn order(transaction: &rusqlite::Transaction<'_>, id: &str) -> rusqlite::Result<EventId> {
@@ -122,9 +125,9 @@ async fn what_cannot_be_accepted_is_a_dead_letter() {
     shop.store
         .transact(|transaction| {
             publish_in(transaction, &paid("a"))?;
-            let other = Published { payload: "{}".into(), ..paid("a") };
+            let other = Publication { payload: "{}".into(), ..paid("a") };
             publish_in(transaction, &other)?;
-            publish_in(transaction, &Published::new("order.paid", "", "{}"))
+            publish_in(transaction, &Publication::new("order.paid", "", "{}"))
         })
         .await
         .expect("it is committed");

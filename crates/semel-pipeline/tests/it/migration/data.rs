@@ -14,7 +14,7 @@ use semel_pipeline::ledger::{
     Take,
 };
 use semel_pipeline::letter::{Cause, NewLetter, SourceMessage, Status};
-use semel_pipeline::outbox::Published;
+use semel_pipeline::publish::Publication;
 use semel_pipeline::replay::{ItemState, JobOrder, JobState, NewJob, ReplayMode, ReplayPace, Selection};
 
 const YEARS: Duration = Duration::from_secs(50 * 365 * 86_400);
@@ -34,8 +34,8 @@ const TARGETS: [&str; 11] = [
     "run",
 ];
 
-pub(super) fn published() -> Published {
-    Published::new("order.paid", "order-99", r#"{"order":99}"#).tenant("acme").order_key("o-99")
+pub(super) fn published() -> Publication {
+    Publication::new("order.paid", "order-99", r#"{"order":99}"#).tenant("acme").order_key("o-99")
 }
 
 fn event_id(number: u8) -> EventId {
@@ -361,7 +361,8 @@ pub(super) async fn describe(ledger: &dyn Ledger) -> Vec<String> {
     }
     let keyless =
         ledger.find_keyless(key(20), Generation::FIRST, dedupe(20).fingerprint).await.expect("an answer");
-    let found = ledger.find_events(Some("req-1".to_owned()), Some(key(20))).await.expect("an answer");
+    let found =
+        ledger.find_events(Some("req-1".to_owned()), Some(key(20)), Vec::new()).await.expect("an answer");
     let unmirrored = ledger.unmirrored("orders".to_owned(), 10).await.expect("an answer");
     let unmirrored: Vec<LetterId> = unmirrored.iter().map(|letter| letter.id).collect();
     let running = ledger.running().await.expect("an answer");

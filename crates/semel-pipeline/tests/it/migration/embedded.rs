@@ -9,8 +9,9 @@ use semel::secret::Secret;
 use semel::store::EmbeddedStore;
 use semel::store::rusqlite::Connection;
 use semel_pipeline::ledger::{EmbeddedLedger, Error, ErrorKind};
+use semel_pipeline::outbox::Relayed;
 use semel_pipeline::outbox::embedded::{EmbeddedRelay, publish_in};
-use semel_pipeline::outbox::{Published, Relayed};
+use semel_pipeline::publish::Publication;
 
 use super::{check, data, place, process};
 
@@ -36,7 +37,7 @@ async fn a_ledger_of_the_previous_version_works() {
     let ledger = open(folder.path()).await;
     check(&*ledger, WRITTEN).await;
     let relay =
-        EmbeddedRelay::new(ledger, Secret::from_bytes([7; 32]), |_: &Published| vec!["crm".to_owned()]);
+        EmbeddedRelay::new(ledger, Secret::from_bytes([7; 32]), |_: &Publication| vec!["crm".to_owned()]);
     let relayed = relay.run_once(10).await.expect("it is relayed");
     assert_eq!(relayed, Relayed { accepted: 1, ..Relayed::default() });
 }

@@ -6,8 +6,9 @@ use std::time::Duration;
 use semel::secret::Secret;
 use semel::store::{ErrorKind, PostgresStore};
 use semel_pipeline::ledger::PostgresLedger;
+use semel_pipeline::outbox::Relayed;
 use semel_pipeline::outbox::postgres::{PostgresRelay, publish_in};
-use semel_pipeline::outbox::{Published, Relayed};
+use semel_pipeline::publish::Publication;
 use semel_testbed::{Postgres, wait};
 use sqlx::Connection as _;
 
@@ -29,7 +30,7 @@ async fn open(server: &Postgres) -> Arc<PostgresLedger> {
 
 async fn relay(ledger: Arc<PostgresLedger>) -> Relayed {
     let relay =
-        PostgresRelay::new(ledger, Secret::from_bytes([7; 32]), |_: &Published| vec!["crm".to_owned()]);
+        PostgresRelay::new(ledger, Secret::from_bytes([7; 32]), |_: &Publication| vec!["crm".to_owned()]);
     relay.run_once(10).await.expect("it is relayed")
 }
 

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use semel::secret::Secret;
 use semel_pipeline::ledger::{EventFilter, LetterFilter, Letters as _, Page, PostgresLedger, Reading as _};
+use semel_pipeline::outbox::Relayed;
 use semel_pipeline::outbox::postgres::{Outbox, PostgresRelay, publish_in};
-use semel_pipeline::outbox::{Published, Relayed};
+use semel_pipeline::publish::Publication;
 use semel_testbed::Postgres;
 use sqlx::postgres::PgPoolOptions;
 
@@ -14,11 +15,11 @@ use super::open;
 
 fn relay(ledger: &Arc<PostgresLedger>) -> PostgresRelay {
     let secret = Secret::from_bytes([7; 32]);
-    PostgresRelay::new(Arc::clone(ledger), secret, |_: &Published| vec!["crm".to_owned()])
+    PostgresRelay::new(Arc::clone(ledger), secret, |_: &Publication| vec!["crm".to_owned()])
 }
 
-fn paid(order: u32) -> Published {
-    Published::new("order.paid", format!("order-{order}"), format!("{{\"order\":{order}}}"))
+fn paid(order: u32) -> Publication {
+    Publication::new("order.paid", format!("order-{order}"), format!("{{\"order\":{order}}}"))
 }
 
 async fn pool(url: &str) -> sqlx::PgPool {
@@ -56,7 +57,7 @@ async fn a_duplicate_is_cached_and_a_conflict_is_a_letter() {
     let ledger = Arc::new(open(&server.url()).await);
     let pool = pool(&server.url()).await;
     for event in
-        [paid(1), paid(1), Published { payload: "{}".into(), ..paid(1) }, Published::new("t", "", "{}")]
+        [paid(1), paid(1), Publication { payload: "{}".into(), ..paid(1) }, Publication::new("t", "", "{}")]
     {
         let mut transaction = pool.begin().await.expect("a transaction");
         publish_in(&mut transaction, &event).await.expect("it is published");

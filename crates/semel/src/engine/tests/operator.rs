@@ -105,3 +105,33 @@ async fn forget_is_refused_on_a_claim_without_force() {
         "refused, and nobody has another outcome"
     );
 }
+
+// A caller that keeps its own owner has the retry of the engine: a lost answer is not its business.
+#[tokio::test]
+async fn the_steps_of_a_claim_survive_lost_answers() {
+    let store = faulty();
+    let engine = build(over(&store));
+    let id = engine.id(&key()).await.unwrap();
+    let claim = record::NewClaim {
+        owner: Owner::random(),
+        fingerprint: Payload::none().fingerprint(&Secret::from_bytes([1; 32])),
+        terms: Arc::new(Terms::default()),
+        begin: Begin::Later,
+        hint: key().hint(),
+    };
+    for call in [StoreCall::Claim, StoreCall::Begin, StoreCall::Complete] {
+        store.script(call, When::Nth(1), InjectedFault::LoseReply);
+    }
+    let fingerprint = claim.fingerprint;
+    let Ok(Ruling::Won(win)) = soon(engine.apply(id, Command::Claim(claim))).await else {
+        panic!("the claim is won")
+    };
+    accepted(&soon(engine.apply(id, Command::Begin(win.grant))).await);
+    let outcome = Arc::new(Outcome::new("json", "9"));
+    let complete = Command::Complete { grant: win.grant, fingerprint, outcome, retention: None };
+    accepted(&soon(engine.apply(id, complete)).await);
+    // Executed twice, a re-execution would start two epochs.
+    store.script(StoreCall::Reexecute, When::Nth(1), InjectedFault::LoseReply);
+    let unknown = soon(engine.apply(id, Command::Reexecute)).await.unwrap_err();
+    assert_eq!(unknown.kind(), ErrorKind::Ambiguous);
+}
