@@ -20,10 +20,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 pub(crate) enum Dispatched {
     /// Every call was answered, in the order of the calls, each after this time.
     Answered(Vec<(TargetAnswer, Duration)>),
-    /// Not within the barrier time: the rule cannot be graded.
-    TimedOut(String),
-    /// A connection could not be opened, or broke.
-    Broken(WireError),
+    /// Some calls have no answer, for this reason. The others are in the order of the calls.
+    Incomplete(Vec<Option<(TargetAnswer, Duration)>>, String),
 }
 
 /// Sends all calls concurrently, each over its own connection, and repeats those that are answered with "in flight".
@@ -33,10 +31,14 @@ pub(crate) async fn dispatch(
     within: Duration,
 ) -> Dispatched {
     allow_many_connections(calls.len());
+    let nothing = |why| Dispatched::Incomplete(Vec::new(), why);
     let deadline = Instant::now() + within;
     let connections = match timeout_at(deadline, open_all(target, calls.len())).await {
-        Err(_) => return Dispatched::TimedOut(format!("not all connections were open within {within:?}")),
-        Ok(Err(error)) => return Dispatched::Broken(error),
+        Err(_) => return nothing(format!("step_timeout: not all connections were open within {within:?}")),
+        Ok(Err(error @ WireError::ConnectTimeout { .. })) => {
+            return nothing(format!("step_timeout: {error}"));
+        }
+        Ok(Err(error)) => return nothing(format!("not all connections could be opened: {error}")),
         Ok(Ok(connections)) => connections,
     };
     let holds: Vec<Arc<SharedHalves>> = connections.iter().map(Connection::hold).collect();
@@ -45,38 +47,50 @@ pub(crate) async fn dispatch(
         let target = Arc::clone(target);
         running.spawn(async move {
             let began = Instant::now();
+            let hold = connection.hold();
             let answer = resolve(&target, &call, connection, deadline).await;
+            // The others must not wait for a request that can no longer be written.
+            hold.abandon();
             (index, answer.map(|answer| (answer, began.elapsed())))
         });
     }
     for hold in &holds {
         if timeout_at(deadline, hold.written()).await.is_err() {
-            return Dispatched::TimedOut(format!("not all requests were written within {within:?}"));
+            return nothing(format!("step_timeout: not all requests were written within {within:?}"));
         }
     }
     for hold in &holds {
         hold.release();
     }
     let mut answers: Vec<Option<(TargetAnswer, Duration)>> = holds.iter().map(|_| None).collect();
+    let mut failure = None;
     loop {
-        let joined = match timeout_at(deadline, running.join_next()).await {
+        match timeout_at(deadline, running.join_next()).await {
             Err(_) => {
-                let missing = answers.iter().filter(|answer| answer.is_none()).count();
-                return Dispatched::TimedOut(format!(
-                    "{missing} of {} not answered within {within:?}",
-                    answers.len()
-                ));
+                failure = Some(format!("within {within:?}"));
+                break;
             }
             Ok(None) => break,
-            Ok(Some(joined)) => joined,
-        };
-        match joined {
-            Ok((index, Ok(answer))) => answers[index] = Some(answer),
-            Ok((_, Err(error))) => return Dispatched::Broken(error),
-            Err(error) => return Dispatched::Broken(WireError::Broken(error.to_string())),
+            Ok(Some(Ok((index, Ok(answer))))) => answers[index] = Some(answer),
+            Ok(Some(Ok((_, Err(WireError::Timeout(within)))))) => {
+                failure = Some(format!("within {within:?}"));
+            }
+            Ok(Some(Ok((_, Err(error))))) => failure = Some(error.to_string()),
+            Ok(Some(Err(error))) => failure = Some(error.to_string()),
         }
     }
-    Dispatched::Answered(answers.into_iter().flatten().collect())
+    let missing = answers.iter().filter(|answer| answer.is_none()).count();
+    match failure {
+        Some(why) if why.starts_with("within") => {
+            let why = format!("step_timeout: {missing} of {} not answered {why}", answers.len());
+            Dispatched::Incomplete(answers, why)
+        }
+        Some(why) => {
+            let why = format!("{missing} of {} not answered: {why}", answers.len());
+            Dispatched::Incomplete(answers, why)
+        }
+        None => Dispatched::Answered(answers.into_iter().flatten().collect()),
+    }
 }
 
 async fn open_all(target: &Arc<CheckedTarget>, count: usize) -> Result<Vec<Connection>, WireError> {

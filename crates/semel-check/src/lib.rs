@@ -33,9 +33,10 @@ mod yaml;
 
 pub use self::answer::Extraction;
 pub use self::error::{Error, FilePlace, Mistake};
+pub use self::redact::{shown_address, shown_setting};
 pub use self::report::{
-    CaseReport, CheckOutcome, Explanation, FileReport, Grade, Paint, Reason, Report, Skip, StepReport,
-    Summary, TimelineEntry, Validation, Verbosity, html, json, junit, markdown, pretty,
+    CaseReport, CheckOutcome, Explanation, FileReport, Grade, Paint, Reason, Report, ReportOrigin, Skip,
+    StepReport, Summary, TimelineEntry, Validation, Verbosity, html, json, junit, markdown, pretty,
 };
 pub use self::run::{BodyFormat, Progress, RunOptions, Runner};
 pub use self::storyboard::{Level, Storyboard, Transport};

@@ -64,6 +64,32 @@ pub(crate) fn redact(value: &mut Value, known: &[String]) {
     Redactor::new(known).scrub_value(value);
 }
 
+/// A setting as reports may show it: `NAME=VALUE`, without the secrets in a JSON value or under a secret name.
+#[must_use]
+pub fn shown_setting(setting: &str) -> String {
+    let Some((name, text)) = setting.split_once('=') else { return setting.to_owned() };
+    if is_secret(name) {
+        return format!("{name}={REDACTED}");
+    }
+    match serde_json::from_str::<Value>(text) {
+        Ok(mut value) => {
+            let before = value.clone();
+            redact(&mut value, &[]);
+            if value == before { setting.to_owned() } else { format!("{name}={value}") }
+        }
+        Err(_) => setting.to_owned(),
+    }
+}
+
+/// An address as reports may show it: without a user and a password.
+#[must_use]
+pub fn shown_address(url: &str) -> String {
+    match (url.split_once("://"), url.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{REDACTED}@{host}"),
+        _ => url.to_owned(),
+    }
+}
+
 /// Finds known secrets in strings.
 ///
 /// It looks for pieces instead of whole secrets: a target may truncate a token, or quote it in the middle of encoded text, and then a

@@ -27,10 +27,24 @@ use crate::storyboard::Level;
 pub struct Report {
     /// URL of the target.
     pub target: String,
+    /// When and how the report was made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub origin: Option<ReportOrigin>,
     /// Each file.
     pub storyboards: Vec<FileReport>,
     /// The totals.
     pub summary: Summary,
+}
+
+/// When and how a report was made.
+#[derive(Clone, Debug, Serialize)]
+pub struct ReportOrigin {
+    /// The date and time of the run.
+    pub date: String,
+    /// The version of the tester.
+    pub version: String,
+    /// The command line, without secrets.
+    pub command: String,
 }
 
 /// One file.
@@ -82,21 +96,78 @@ impl FileReport {
         self.steps.iter().filter(|step| step.phase == case.id)
     }
 
-    /// The worst grade of a case; `None` if nothing of it was graded.
-    pub(crate) fn grade_of(&self, case: &CaseReport) -> Option<Grade> {
-        let grades = || self.steps_of(case).map(|step| step.grade);
-        [Grade::Failed, Grade::NotMet, Grade::Passed]
-            .into_iter()
-            .find(|grade| grades().any(|one| one == *grade))
+    /// The verdict on a case: of the steps of its own level. Steps of a lower level have their own.
+    pub(crate) fn verdict_of(&self, case: &CaseReport) -> CaseVerdict {
+        let steps = || self.steps_of(case).filter(|step| step.level <= case.level);
+        let has = |grade: Grade| steps().any(|step| step.grade == grade);
+        if has(Grade::Failed) {
+            CaseVerdict::Failed
+        } else if has(Grade::NotMet) {
+            CaseVerdict::NotMet
+        } else if steps().filter_map(|step| step.skip.as_ref()).any(|skip| skip.undecided) {
+            CaseVerdict::NotDecided
+        } else if has(Grade::Passed) {
+            CaseVerdict::Passed
+        } else {
+            CaseVerdict::Skipped
+        }
     }
 
-    /// What the failure of a step means: by its case, else by the check that failed.
-    pub(crate) fn explanation(&self, step: &StepReport) -> Explanation {
-        let case = self.cases.iter().find(|case| case.id == step.phase);
-        case.and_then(|case| case.explain.clone()).unwrap_or_else(|| {
+    /// Why a case has no verdict.
+    pub(crate) fn skip_of<'a>(&'a self, case: &'a CaseReport) -> Option<&'a Skip> {
+        let open = matches!(self.verdict_of(case), CaseVerdict::NotDecided | CaseVerdict::Skipped);
+        let skips = || self.steps_of(case).filter_map(|step| step.skip.as_ref()).filter(|_| open);
+        skips().find(|skip| skip.undecided).or_else(|| skips().next())
+    }
+
+    /// The steps of a case that are not met, although they have a lower level than the case: recommendations.
+    pub(crate) fn recommendations<'a>(
+        &'a self,
+        case: &'a CaseReport,
+    ) -> impl Iterator<Item = &'a StepReport> {
+        self.steps_of(case).filter(|step| step.level > case.level && step.grade == Grade::NotMet)
+    }
+
+    /// The case of a step.
+    pub(crate) fn case_of(&self, step: &StepReport) -> Option<&CaseReport> {
+        self.cases.iter().find(|case| case.id == step.phase)
+    }
+
+    /// What the failure of a step means: by its case, else by the check that failed. `None` for a step of a lower level than
+    /// its case: the harm of the case does not follow from it.
+    pub(crate) fn explanation(&self, step: &StepReport) -> Option<Explanation> {
+        let case = self.case_of(step);
+        if case.is_some_and(|case| step.level > case.level) {
+            return None;
+        }
+        Some(case.and_then(|case| case.explain.clone()).unwrap_or_else(|| {
             let (harm, fix) = explain::explain(step);
             Explanation { harm: harm.to_owned(), fix: fix.to_owned() }
-        })
+        }))
+    }
+}
+
+/// The verdict on a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CaseVerdict {
+    Passed,
+    Failed,
+    NotMet,
+    /// Too few answers arrived.
+    NotDecided,
+    Skipped,
+}
+
+impl CaseVerdict {
+    /// The verdict in words.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::Failed => "failed",
+            Self::NotMet => "not met",
+            Self::NotDecided => "not decided",
+            Self::Skipped => "skipped",
+        }
     }
 }
 
@@ -107,11 +178,22 @@ pub struct Skip {
     pub reason: Reason,
     /// Details.
     pub detail: String,
+    /// True if the requests were sent, and too few were answered for a verdict.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub undecided: bool,
 }
 
 impl Skip {
     pub(crate) fn new(reason: Reason, detail: impl Into<String>) -> Self {
-        Self { reason, detail: detail.into() }
+        Self { reason, detail: detail.into(), undecided: false }
+    }
+
+    /// Concurrent requests of which some have no answer.
+    pub(crate) fn undecided(why: &str) -> Self {
+        let detail = format!(
+            "{why}; not decided: raise the API's listen backlog or its number of workers, or give it more time with --timeout SECONDS"
+        );
+        Self { undecided: true, ..Self::new(Reason::NotApplicable, detail) }
     }
 }
 
@@ -167,18 +249,6 @@ pub enum Grade {
     NotMet,
     /// It was not graded.
     Skipped,
-}
-
-impl Grade {
-    /// The grade in words.
-    pub(crate) const fn word(self) -> &'static str {
-        match self {
-            Self::Passed => "passed",
-            Self::Failed => "failed",
-            Self::NotMet => "not met",
-            Self::Skipped => "skipped",
-        }
-    }
 }
 
 /// One step.
@@ -325,7 +395,16 @@ impl Report {
                 }
             }
         }
-        Self { target, storyboards, summary }
+        Self { target, origin: None, storyboards, summary }
+    }
+
+    /// The required cases without a verdict, and why: by id. Each reason names the option that the case needs, if it needs one.
+    pub(crate) fn required_without_verdict(&self) -> Vec<(&str, &str)> {
+        let cases = self.storyboards.iter().flat_map(|file| file.cases.iter().map(move |case| (file, case)));
+        let required = cases.filter(|(_, case)| case.level == Level::Required);
+        required
+            .filter_map(|(file, case)| Some((case.id.as_str(), file.skip_of(case)?.detail.as_str())))
+            .collect()
     }
 
     /// True if no required case failed.

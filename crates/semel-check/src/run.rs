@@ -17,10 +17,13 @@ use serde_json::{Map, Value};
 
 use crate::call::TargetCaller;
 use crate::error::Error;
-use crate::redact::{SHORTEST_SECRET, is_secret};
+use crate::redact::{SHORTEST_SECRET, is_secret, shown_address};
 use crate::report::Report;
 use crate::storyboard::Storyboard;
 use crate::wire::{CheckedTarget, SharedHalves};
+
+/// Timeout for an answer, by default.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The settings of a run.
 #[derive(Clone, Debug)]
@@ -41,7 +44,7 @@ pub struct RunOptions {
     pub key_header: Option<String>,
     /// How `body` is written.
     pub body_format: BodyFormat,
-    /// Timeout for an answer.
+    /// Timeout for an answer. If it is longer than the default, also for all answers of a race.
     pub timeout: Duration,
     /// PEM certificates to trust instead of the public roots.
     pub roots: Option<PathBuf>,
@@ -59,7 +62,7 @@ impl RunOptions {
             headers: Vec::new(),
             key_header: None,
             body_format: BodyFormat::Json,
-            timeout: Duration::from_secs(30),
+            timeout: DEFAULT_TIMEOUT,
             roots: None,
         }
     }
@@ -137,7 +140,7 @@ impl Runner {
             files.push(file::run(self, storyboard, &tell).await?);
             done += count(storyboard);
         }
-        Ok(Report::new(self.options.target.clone(), files))
+        Ok(Report::new(shown_address(&self.options.target), files))
     }
 
     /// A misspelt name would silently test something else.

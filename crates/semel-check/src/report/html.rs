@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::junit::escape;
 use super::reasons::reasons;
-use super::{CheckOutcome, Explanation, FileReport, Grade, Report, StepReport, TimelineEntry};
+use super::{CaseVerdict, Explanation, FileReport, Grade, Report, StepReport, TimelineEntry};
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--line:#8884;--bad:#c0392b;--warn:#b9770e;--good:#1e8449}\
@@ -44,6 +44,23 @@ pub fn html(report: &Report) -> String {
         all.optional_not_met,
         all.skipped
     );
+    if let Some(origin) = &report.origin {
+        let _ = writeln!(
+            page,
+            "<p>{}, Semel {}</p><p><code>{}</code></p>",
+            escape(&origin.date),
+            escape(&origin.version),
+            escape(&origin.command)
+        );
+    }
+    let open = report.required_without_verdict();
+    if !open.is_empty() {
+        page.push_str("<p>Required cases without a verdict:</p><ul>\n");
+        for (case, why) in open {
+            let _ = writeln!(page, "<li><code>{}</code>: {}</li>", escape(case), escape(why));
+        }
+        page.push_str("</ul>\n");
+    }
     for file in &report.storyboards {
         write_file(&mut page, file);
     }
@@ -62,17 +79,13 @@ fn write_file(page: &mut String, file: &FileReport) {
     }
     page.push_str("<table><tr><th>Result</th><th>Case</th><th>Level</th></tr>\n");
     for case in &file.cases {
-        let grade = file.grade_of(case);
-        let skip = file.steps_of(case).find_map(|step| step.skip.as_ref()).filter(|_| grade.is_none());
-        let detail = skip.map(|skip| format!("<br>{}", escape(&skip.detail))).unwrap_or_default();
-        let _ = writeln!(
-            page,
-            "<tr><td class=\"{}\">{}</td><td>{}{detail}</td><td>{}</td></tr>",
-            grade.map_or("skipped", class),
-            grade.map_or("skipped", Grade::word),
-            escape(&case.title),
-            case.level.name()
-        );
+        let verdict = file.verdict_of(case);
+        let skip = file.skip_of(case).map(|skip| format!("<br>{}", escape(&skip.detail)));
+        let name = format!("{}{}", titled(&case.id, &case.title), skip.unwrap_or_default());
+        write_row(page, class(verdict), verdict.word(), &name, case.level.name());
+        for step in file.recommendations(case) {
+            write_row(page, "not_met", "not met", &step_title(step), step.level.name());
+        }
     }
     page.push_str("</table>\n");
     for step in file.steps.iter().filter(|step| matches!(step.grade, Grade::Failed | Grade::NotMet)) {
@@ -80,29 +93,45 @@ fn write_file(page: &mut String, file: &FileReport) {
     }
 }
 
+fn write_row(page: &mut String, class: &str, verdict: &str, name: &str, level: &str) {
+    let _ = writeln!(page, "<tr><td class=\"{class}\">{verdict}</td><td>{name}</td><td>{level}</td></tr>");
+}
+
+/// An id and a title.
+fn titled(id: &str, title: &str) -> String {
+    format!("<code>{}</code>: {}", escape(id), escape(title))
+}
+
+fn step_title(step: &StepReport) -> String {
+    titled(&format!("{}/{}", step.phase, step.step), &step.title)
+}
+
 fn write_failure(page: &mut String, file: &FileReport, step: &StepReport) {
-    let Explanation { harm, fix } = file.explanation(step);
-    let _ =
-        writeln!(page, "<section class=\"{}-case\"><h3>{}</h3><ul>", class(step.grade), escape(&step.title));
+    let meaning = file.explanation(step);
+    let title = match file.case_of(step).filter(|_| meaning.is_some()) {
+        Some(case) => format!("{} (step <code>{}</code>)", titled(&case.id, &case.title), escape(&step.step)),
+        None => format!("{} ({})", step_title(step), step.level.name()),
+    };
+    let class = if step.grade == Grade::Failed { "failed" } else { "not_met" };
+    let _ = writeln!(page, "<section class=\"{class}-case\"><h3>{title}</h3><ul>");
     for line in reasons(step).lines() {
         let _ = writeln!(page, "<li>{}</li>", escape(line));
     }
-    let _ = writeln!(
-        page,
-        "</ul><p><b>Harm to a client.</b> {}</p><p><b>How to fix it.</b> {}</p>",
-        escape(&harm),
-        escape(&fix)
-    );
+    page.push_str("</ul>");
+    if let Some(Explanation { harm, fix }) = meaning {
+        let _ = writeln!(
+            page,
+            "<p><b>Harm to a client.</b> {}</p><p><b>How to fix it.</b> {}</p>",
+            escape(&harm),
+            escape(&fix)
+        );
+    }
     if !step.timeline.is_empty() {
         page.push_str("<table><tr><th>Sent at</th><th>Request</th><th>Answer</th><th>Took</th></tr>\n");
         for entry in &step.timeline {
             write_entry(page, entry);
         }
         page.push_str("</table>\n");
-    }
-    let notes = step.validations.iter().filter(|one| one.outcome == CheckOutcome::Failed);
-    for note in notes.filter_map(|one| one.note.as_ref()) {
-        let _ = writeln!(page, "<p>{}</p>", escape(note));
     }
     page.push_str("</section>\n");
 }
@@ -119,12 +148,12 @@ fn write_entry(page: &mut String, entry: &TimelineEntry) {
     );
 }
 
-/// The class of a grade.
-fn class(grade: Grade) -> &'static str {
-    match grade {
-        Grade::Passed => "passed",
-        Grade::Failed => "failed",
-        Grade::NotMet => "not_met",
-        Grade::Skipped => "skipped",
+/// The class of a verdict.
+fn class(verdict: CaseVerdict) -> &'static str {
+    match verdict {
+        CaseVerdict::Passed => "passed",
+        CaseVerdict::Failed => "failed",
+        CaseVerdict::NotMet | CaseVerdict::NotDecided => "not_met",
+        CaseVerdict::Skipped => "skipped",
     }
 }

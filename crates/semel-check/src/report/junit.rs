@@ -59,8 +59,10 @@ fn case(xml: &mut String, file: &FileReport, step: &StepReport) {
         Grade::Passed => None,
         Grade::Failed => {
             let first = reasons.lines().next().unwrap_or("failed");
-            let Explanation { harm, fix } = file.explanation(step);
-            let whole = format!("{reasons}\nharm to a client: {harm}\nhow to fix it: {fix}");
+            let meaning = file
+                .explanation(step)
+                .map(|Explanation { harm, fix }| format!("\nharm to a client: {harm}\nhow to fix it: {fix}"));
+            let whole = format!("{reasons}{}", meaning.unwrap_or_default());
             Some(format!("<failure message=\"{}\">{}</failure>", escape(first), escape(&whole)))
         }
         Grade::NotMet => {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::reasons::reasons;
-use super::{CaseReport, CheckOutcome, Explanation, FileReport, Grade, Report, StepReport};
+use super::{CaseReport, CaseVerdict, CheckOutcome, Explanation, FileReport, Grade, Report, StepReport};
 use crate::storyboard::Level;
 
 /// Whether to use colours.
@@ -68,6 +68,13 @@ pub fn pretty(report: &Report, paint: Paint, telling: Verbosity) -> String {
         (true, _) => paint.paint("32;1", "ok"),
     };
     let _ = writeln!(text, "{verdict}: {} steps against {}: {}", all.total, report.target, parts.join(", "));
+    let open = report.required_without_verdict();
+    if !open.is_empty() {
+        text.push_str("Required cases without a verdict:\n");
+        for (case, why) in open {
+            let _ = writeln!(text, "  {case}: {why}");
+        }
+    }
     if !report.is_good() && telling == Verbosity::Short {
         let _ = writeln!(text, "`--explain` shows the harm to a client, and how to fix it.");
     }
@@ -86,16 +93,12 @@ fn tell_file(text: &mut String, file: &FileReport, paint: Paint, telling: Verbos
     }
     for case in &file.cases {
         let steps: Vec<&StepReport> = file.steps.iter().filter(|step| step.phase == case.id).collect();
-        let has = |grade: Grade| steps.iter().any(|step| step.grade == grade);
-        let passed = has(Grade::Passed);
-        let mark = if has(Grade::Failed) {
-            paint.paint("31;1", "✗")
-        } else if has(Grade::NotMet) {
-            paint.paint("33", "!")
-        } else if passed {
-            paint.paint("32", "✓")
-        } else {
-            paint.paint("2", "–")
+        let mark = match file.verdict_of(case) {
+            CaseVerdict::Failed => paint.paint("31;1", "✗"),
+            CaseVerdict::NotMet => paint.paint("33", "!"),
+            CaseVerdict::NotDecided => paint.paint("33", "?"),
+            CaseVerdict::Passed => paint.paint("32", "✓"),
+            CaseVerdict::Skipped => paint.paint("2", "–"),
         };
         let level = match case.level {
             Level::Required => String::new(),
@@ -117,9 +120,9 @@ fn tell_file(text: &mut String, file: &FileReport, paint: Paint, telling: Verbos
         for step in &steps {
             tell_step(text, case, step, paint, telling);
         }
-        let unmet = steps.iter().find(|step| matches!(step.grade, Grade::Failed | Grade::NotMet));
-        if let Some(step) = unmet.filter(|_| telling == Verbosity::Explained) {
-            let Explanation { harm, fix } = file.explanation(step);
+        let mut unmet = steps.iter().filter(|step| matches!(step.grade, Grade::Failed | Grade::NotMet));
+        let explanation = unmet.find_map(|step| file.explanation(step));
+        if let Some(Explanation { harm, fix }) = explanation.filter(|_| telling == Verbosity::Explained) {
             let _ = writeln!(text, "      {} {harm}", paint.paint("1", "harm to a client:"));
             let _ = writeln!(text, "      {} {fix}", paint.paint("1", "how to fix it:"));
         }
@@ -129,14 +132,14 @@ fn tell_file(text: &mut String, file: &FileReport, paint: Paint, telling: Verbos
 
 fn tell_step(text: &mut String, case: &CaseReport, step: &StepReport, paint: Paint, telling: Verbosity) {
     // Else a required case would seem to fail although only advice in it was not met.
-    let level = match step.level == case.level {
-        true => String::new(),
-        false => paint.paint("2", &format!(" ({})", step.level.name())),
+    let (mark, level) = match step.level == case.level {
+        true => (String::new(), String::new()),
+        false => (paint.paint("33", "! "), paint.paint("2", &format!(" ({})", step.level.name()))),
     };
     match step.grade {
         Grade::Failed | Grade::NotMet => {
             for line in reasons(step).lines() {
-                let _ = writeln!(text, "      {}{level}: {line}", paint.paint("1", &step.step));
+                let _ = writeln!(text, "      {mark}{}{level}: {line}", paint.paint("1", &step.step));
             }
             if telling == Verbosity::Explained {
                 let failed =

@@ -22,7 +22,7 @@ pub(super) fn reasons(step: &StepReport) -> String {
 
 fn sentence(validation: &Validation) -> String {
     let what = match validation.description.as_str() {
-        "" => &validation.check,
+        "" => in_other_words(&validation.check),
         description => description,
     };
     if let Some(note) = validation.note.as_ref().filter(|_| validation.check.starts_with("cross_")) {
@@ -34,8 +34,32 @@ fn sentence(validation: &Validation) -> String {
         return format!("{what}: got {actual}");
     }
     let place = validation.json_pointer.as_deref().filter(|place| !place.is_empty());
-    let place = place.map(|place| format!(" at {place}")).unwrap_or_default();
-    format!("{what}{place}: expected {}, got {actual}", in_words(validation.expected.as_ref()))
+    let place = place.map(|place| format!(" (member {})", place.trim_start_matches('/').replace('/', ".")));
+    let place = place.unwrap_or_default();
+    let which = validation.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
+    format!("{what}{place}: expected {}, got {actual}{which}", in_words(validation.expected.as_ref()))
+}
+
+/// What a check without a description is about.
+fn in_other_words(check: &str) -> &str {
+    match check {
+        "http_status" | "http_status_in" | "status_code" => "The status",
+        "body_equals_step" => "The body is that of the first answer",
+        "status_equals_step" => "The status is that of the first answer",
+        "header_equals_step" => "The header is that of the first answer",
+        "header_present" | "header_absent" | "header_value" => "The header",
+        "field_present" | "envelope_field_present" => "The answer has this member",
+        "field_absent" | "envelope_field_absent" => "The answer does not have this member",
+        "field_differs_step" | "field_differs_context" => "The value is a new one",
+        "field_equals_context" => "The value is the earlier one",
+        "body_excludes" => "The answer does not contain this value",
+        "error_code" => "The code of the error",
+        "response_schema" => "The answer follows its schema",
+        "array_length" => "The length of the list",
+        "any_of" => "One of the alternatives holds",
+        name if name.starts_with("field_") || name.starts_with("envelope_field_") => "The value",
+        name => name,
+    }
 }
 
 /// A value as a reader would say it: the forms in which checks state what they expect, else JSON.

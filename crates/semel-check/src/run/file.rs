@@ -1,6 +1,6 @@
 //! Runs one storyboard: decides whether it applies, and runs its phases in order.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
@@ -16,7 +16,7 @@ use crate::key::KeyForm;
 use crate::redact::{Redactor, secrets_in};
 use crate::report::{CaseReport, Explanation, FileReport, Grade, Reason, Skip, StepReport};
 use crate::storyboard::{
-    Level, Seeding, StepAction, Storyboard, StoryboardPhase, StoryboardStep, Transport, ValueSource,
+    Level, Output, Seeding, StepAction, Storyboard, StoryboardPhase, StoryboardStep, Transport, ValueSource,
 };
 use crate::substitute::{Variables, uuid_v4};
 use crate::wire::WireError;
@@ -31,10 +31,12 @@ pub(super) struct File<'a> {
     pub(super) storyboard: &'a Storyboard,
     pub(super) context: Map<String, Value>,
     pub(super) aliases: Mutex<HashMap<String, String>>,
-    /// The payload of each step's answer.
+    /// The payload of each step's answer, as the current phase sees them.
     pub(super) payloads: HashMap<String, Value>,
-    /// Each step's answer: the first successful one, else the first.
+    /// Each step's answer, as the current phase sees them: the first successful one, else the first.
     pub(super) answers: HashMap<String, TargetAnswer>,
+    /// Every answer with its phase and step: steps of two phases may have the same id.
+    pub(super) all_answers: Vec<(String, String, TargetAnswer)>,
     /// The form in which the API accepts keys.
     pub(super) key_form: KeyForm,
     /// The tools of the target, with their schemas.
@@ -47,8 +49,10 @@ pub(super) struct File<'a> {
     capabilities: Option<Value>,
     /// Phases in which a failed step broke the state, and that step.
     broken: HashMap<String, String>,
-    /// Phases that do not apply, because the API refused what they are about.
-    refused: HashSet<String>,
+    /// Phases with a step that was tried and has no answer, and that step.
+    unanswered: HashMap<String, String>,
+    /// Phases that do not apply, because the API refused what they are about, and the status.
+    refused: HashMap<String, u16>,
 }
 
 /// Runs a file.
@@ -69,13 +73,14 @@ pub(super) async fn run(
             Some(skip) => Some(skip.clone()),
             None => file.phase_closed(phase).await,
         };
+        file.enter(phase);
         for step in &phase.steps {
             tell(done, (&phase.id, &step.id));
             let report = match &closed {
                 Some(skip) => file.skipped(phase, step, skip.clone()),
                 None => file.step_of(phase, step).await,
             };
-            file.cascade(phase, step, &report);
+            file.cascade(phase, step, &report, closed.is_some());
             steps.push(report);
             done += 1;
         }
@@ -130,6 +135,7 @@ impl<'a> File<'a> {
             aliases: Mutex::default(),
             payloads: HashMap::new(),
             answers: HashMap::new(),
+            all_answers: Vec::new(),
             key_form: KeyForm::Quoted,
             tools: HashMap::new(),
             contributions: BTreeSet::new(),
@@ -138,7 +144,8 @@ impl<'a> File<'a> {
             notices,
             capabilities: None,
             broken: HashMap::new(),
-            refused: HashSet::new(),
+            unanswered: HashMap::new(),
+            refused: HashMap::new(),
         }
     }
 
@@ -292,9 +299,8 @@ impl<'a> File<'a> {
 
     /// Runs a step, unless a step that it depends on failed.
     async fn step_of(&mut self, phase: &StoryboardPhase, step: &StoryboardStep) -> StepReport {
-        if self.refused.contains(&phase.id) {
-            let skip = Skip::new(Reason::NotApplicable, "the API refuses such a request");
-            return self.skipped(phase, step, skip);
+        if let Some(status) = self.refused.get(&phase.id) {
+            return self.skipped(phase, step, request_refused(*status));
         }
         if step.stateful
             && let Some(culprit) = self.broken_before(phase)
@@ -307,32 +313,72 @@ impl<'a> File<'a> {
 
     /// The step that broke the state that this phase depends on.
     fn broken_before(&self, phase: &StoryboardPhase) -> Option<String> {
-        if let Some(culprit) = self.broken.get(&phase.id) {
+        if let Some(culprit) = self.broken.get(&phase.id).or_else(|| self.unanswered.get(&phase.id)) {
             return Some(culprit.clone());
         }
         let peers = |other: &StoryboardPhase| phase.branch.is_some() && phase.branch == other.branch;
+        let named = |other: &StoryboardPhase| depends_on(phase, other);
         let earlier = self.storyboard.phases.iter().take_while(|other| other.id != phase.id);
-        earlier
-            .filter(|other| !peers(other))
-            .filter(|other| phase.depends_on.as_ref().is_none_or(|needed| needed.contains(&other.id)))
-            .find_map(|other| self.broken.get(&other.id).cloned())
+        let needed =
+            earlier.filter(|other| !peers(other)).filter(|other| phase.depends_on.is_none() || named(other));
+        // Without `depends_on`, a phase only depends on what failed.
+        let unanswered = |other: &StoryboardPhase| self.unanswered.get(&other.id).filter(|_| named(other));
+        needed.into_iter().find_map(|other| self.broken.get(&other.id).or_else(|| unanswered(other)).cloned())
+    }
+
+    /// Makes the answers of earlier phases visible to a phase. If two of its predecessors have a step of the same id, the
+    /// one that it depends on counts; a step of its own is never mistaken for one of another phase.
+    fn enter(&mut self, phase: &StoryboardPhase) {
+        self.answers.clear();
+        self.payloads.clear();
+        let earlier = || self.storyboard.phases.iter().take_while(|other| other.id != phase.id);
+        let needed = earlier().filter(|other| depends_on(phase, other));
+        for source in earlier().filter(|other| !depends_on(phase, other)).chain(needed) {
+            source.steps.iter().for_each(|step| drop(self.answers.remove(&step.id)));
+            for (_, step, answer) in self.all_answers.iter().filter(|(of, ..)| *of == source.id) {
+                self.answers.insert(step.clone(), answer.clone());
+            }
+        }
+        for step in &phase.steps {
+            self.answers.remove(&step.id);
+            let captured = step.outputs.iter().filter(|output| matches!(output.from, ValueSource::Path(_)));
+            for Output { name, .. } in captured {
+                let given = self.runner.options.set.get(name).or_else(|| self.storyboard.context.get(name));
+                match given {
+                    Some(value) => self.context.insert(name.clone(), value.clone()),
+                    None => self.context.remove(name),
+                };
+            }
+        }
+        let payload = |(step, answer): (&String, &TargetAnswer)| (step.clone(), answer.payload.clone());
+        self.payloads = self.answers.iter().map(payload).collect();
     }
 
     /// Records the consequences of a step for later ones.
-    fn cascade(&mut self, phase: &StoryboardPhase, step: &StoryboardStep, report: &StepReport) {
-        let status = |answer: &TargetAnswer| (400..500).contains(&answer.status);
-        if step.skip_if_refused && self.answers.get(&step.id).is_some_and(status) {
-            self.refused.insert(phase.id.clone());
+    fn cascade(&mut self, phase: &StoryboardPhase, step: &StoryboardStep, report: &StepReport, closed: bool) {
+        let status = self.answers.get(&step.id).map(|answer| answer.status);
+        if let Some(status) = status.filter(|status| step.skip_if_refused && (400..500).contains(status)) {
+            self.refused.insert(phase.id.clone(), status);
+            self.unanswered.entry(phase.id.clone()).or_insert_with(|| step.id.clone());
             return;
         }
         if !step.stateful {
             return;
         }
+        let matters = step.level.is_none_or(|level| level <= phase.level);
+        let tried = |skip: &Skip| matches!(skip.reason, Reason::NotApplicable | Reason::UnsatisfiedContract);
+        if !closed
+            && matters
+            && report.skip.as_ref().is_some_and(tried)
+            && !self.answers.contains_key(&step.id)
+        {
+            self.unanswered.entry(phase.id.clone()).or_insert_with(|| step.id.clone());
+        }
         let only = phase.steps.iter().filter(|step| step.stateful).count() == 1;
         let breaks = match (report.grade, &report.skip) {
             (Grade::Failed, _) => true,
             // No step depends on one with a lower level than its phase.
-            (Grade::NotMet, _) => step.level.is_none_or(|level| level <= phase.level),
+            (Grade::NotMet, _) => matters,
             (Grade::Skipped, Some(skip)) => match skip.reason {
                 Reason::MissingTool | Reason::MissingTestController => !only,
                 // Later steps of this phase have no state to use; other phases have their own dependencies.
@@ -371,6 +417,16 @@ impl<'a> File<'a> {
     pub(super) fn level(&self, phase: &StoryboardPhase, step: &StoryboardStep) -> Level {
         step.level.unwrap_or(phase.level)
     }
+}
+
+/// The API refuses a request that a case needs.
+pub(super) fn request_refused(status: u16) -> Skip {
+    Skip::new(Reason::NotApplicable, format!("the API refuses such a request, with {status}"))
+}
+
+/// True if a phase names another in `depends_on`.
+fn depends_on(phase: &StoryboardPhase, other: &StoryboardPhase) -> bool {
+    phase.depends_on.as_ref().is_some_and(|needed| needed.contains(&other.id))
 }
 
 /// The missing settings, if a condition only asks whether values are set: `!context.a || !context.b`.

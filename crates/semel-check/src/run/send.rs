@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
+use super::DEFAULT_TIMEOUT;
 use super::file::File;
 use super::grade::RecordedExchange;
 use super::prepare::{KEY_HEADER, call, filled, set_key_header, tell_apart};
@@ -129,20 +130,19 @@ pub(super) async fn at_once(
     }
     let asked: Vec<Value> = calls.iter().map(|call| call.asked.clone()).collect();
     let sent = Instant::now();
-    match dispatch(file.runner.caller.target(), calls, parallel.barrier).await {
+    // A longer --timeout is the way out for an API that needs more time for a race.
+    let longest = file.runner.options.timeout;
+    let barrier = if longest > DEFAULT_TIMEOUT { parallel.barrier.max(longest) } else { parallel.barrier };
+    let exchange = |(asked, (answer, took))| RecordedExchange { asked, answer, sent, took };
+    match dispatch(file.runner.caller.target(), calls, barrier).await {
         Dispatched::Answered(answers) => {
-            let exchanges = asked.into_iter().zip(answers).map(|(asked, (answer, took))| RecordedExchange {
-                asked,
-                answer,
-                sent,
-                took,
-            });
-            SendResult::Answered(exchanges.collect())
+            SendResult::Answered(asked.into_iter().zip(answers).map(exchange).collect())
         }
-        Dispatched::TimedOut(why) => {
-            SendResult::Skipped(Skip::new(Reason::NotApplicable, format!("step_timeout: {why}")))
+        Dispatched::Incomplete(answers, why) => {
+            let answered =
+                asked.into_iter().zip(answers).filter_map(|(asked, answer)| Some((asked, answer?)));
+            SendResult::Incomplete(answered.map(exchange).collect(), Skip::undecided(&why))
         }
-        Dispatched::Broken(error) => SendResult::Failed(error.to_string()),
     }
 }
 

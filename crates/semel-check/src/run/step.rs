@@ -3,13 +3,13 @@
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::file::File;
+use super::file::{File, request_refused};
 use super::grade::{Graded, RecordedExchange, grade};
 use super::prepare::missing;
 use super::send::{at_once, duration, find_key_form, restart, several, trip};
 use crate::check::{CheckKind, CheckVerdict};
 use crate::path::Path;
-use crate::report::{CheckOutcome, Grade, Reason, Skip, StepReport, TimelineEntry};
+use crate::report::{CheckOutcome, Grade, Reason, Skip, StepReport, TimelineEntry, Validation};
 use crate::storyboard::{Level, Spread, StepAction, StoryboardPhase, StoryboardStep, Transport, ValueSource};
 use crate::substitute::Unresolved;
 
@@ -25,6 +25,8 @@ pub(super) enum SendResult {
     Skipped(Skip),
     /// A value is missing: nothing was sent.
     Unresolved(Unresolved),
+    /// Some of the concurrent requests have no answer.
+    Incomplete(Vec<RecordedExchange>, Skip),
     /// No answer, or one that the step is not about.
     Failed(String),
     /// The step graded itself.
@@ -57,15 +59,25 @@ pub(super) async fn run(file: &mut File<'_>, phase: &StoryboardPhase, step: &Sto
         SendResult::Answered(exchanges) => {
             let graded = grade(file, step, &exchanges, None);
             remember(file, step, &exchanges, &mut report);
-            if step.skip_if_refused
-                && exchanges.iter().any(|exchange| (400..500).contains(&exchange.answer.status))
-            {
-                report.skip = Some(Skip::new(Reason::NotApplicable, "the API refuses such a request"));
+            let status =
+                exchanges.iter().map(|one| one.answer.status).find(|status| (400..500).contains(status));
+            if let Some(status) = status.filter(|_| step.skip_if_refused) {
+                report.skip = Some(request_refused(status));
                 return report;
             }
             if graded.failed() {
                 report.timeline = timeline(file, &exchanges);
             }
+            graded
+        }
+        SendResult::Incomplete(exchanges, skip) => {
+            let mut graded = grade(file, step, &exchanges, None);
+            graded.validations.retain(proves_too_many);
+            if !graded.failed() {
+                report.skip = Some(skip);
+                return report;
+            }
+            report.timeline = timeline(file, &exchanges);
             graded
         }
         SendResult::Judged(exchanges, verdict) => {
@@ -105,6 +117,18 @@ pub(super) async fn run(file: &mut File<'_>, phase: &StoryboardPhase, step: &Sto
     report
 }
 
+/// True if a check found more different values than allowed. Missing answers could only add to them.
+fn proves_too_many(validation: &Validation) -> bool {
+    let number = |value: &Option<Value>, name: &str| value.as_ref()?.get(name)?.as_u64();
+    let allowed = validation.expected.as_ref().and_then(|expected| expected.get("allowed_values"));
+    let most =
+        allowed.and_then(Value::as_array).and_then(|allowed| allowed.iter().filter_map(Value::as_u64).max());
+    validation.outcome == CheckOutcome::Failed
+        && number(&validation.actual, "observed_cardinality")
+            .zip(most)
+            .is_some_and(|(found, most)| found > most)
+}
+
 /// Stores an answer for later steps, whatever its grade: the first successful one, else the first.
 fn remember(
     file: &mut File<'_>,
@@ -117,6 +141,7 @@ fn remember(
     report.extraction_path = first.answer.extraction;
     file.payloads.insert(step.id.clone(), first.answer.payload.clone());
     file.answers.insert(step.id.clone(), first.answer.clone());
+    file.all_answers.push((report.phase.clone(), step.id.clone(), first.answer.clone()));
 }
 
 /// Who sent what when, and what came back, for the report of a failed step.
@@ -125,7 +150,7 @@ fn timeline(file: &File<'_>, exchanges: &[RecordedExchange]) -> Vec<TimelineEntr
 }
 
 /// Captures values; a failed capture fails the step.
-fn capture(file: &mut File<'_>, step: &StoryboardStep) -> Vec<crate::report::Validation> {
+fn capture(file: &mut File<'_>, step: &StoryboardStep) -> Vec<Validation> {
     let mut failed = Vec::new();
     for output in &step.outputs {
         let ValueSource::Path(path) = &output.from else { continue };

@@ -69,10 +69,15 @@ impl SharedHalves {
         }
     }
 
+    /// Ends every wait for the request to be written.
+    pub(crate) fn abandon(&self) {
+        self.written.store(true, Ordering::SeqCst);
+        self.told.notify_waiters();
+    }
+
     fn flushed(&self) {
         if self.taken.load(Ordering::SeqCst) && self.wrote.load(Ordering::SeqCst) {
-            self.written.store(true, Ordering::SeqCst);
-            self.told.notify_waiters();
+            self.abandon();
         }
     }
 }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::kit::{Asked, Reply, Server, reply};
+use crate::kit::{Asked, Excess, Reply, Server, reply};
 
 /// The single flaw of an API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +100,12 @@ pub(crate) enum Style {
     ScopedByPath,
     /// Keys are in the header X-Request-Key, bodies are forms.
     FormWithOtherHeader,
+    /// Connections beyond 40 at the same time get no answer.
+    SmallBacklog,
+    /// Connections beyond 40 at the same time are closed.
+    ClosesExcess,
+    /// Every query string is refused with 404.
+    RefusesQueries,
 }
 
 type Key = (String, String);
@@ -167,7 +173,8 @@ pub(crate) async fn correct(style: Style) -> Server {
     serve(Flaw::None, style).await
 }
 
-async fn serve(flaw: Flaw, style: Style) -> Server {
+/// Starts an API with a flaw and a style.
+pub(crate) async fn serve(flaw: Flaw, style: Style) -> Server {
     let state = Arc::new(State {
         flaw,
         style,
@@ -178,7 +185,12 @@ async fn serve(flaw: Flaw, style: Style) -> Server {
         failed: Mutex::default(),
         window: Mutex::default(),
     });
-    Server::start(move |asked| answer(Arc::clone(&state), asked)).await
+    let limit = match style {
+        Style::SmallBacklog => Some((40, Excess::Ignored)),
+        Style::ClosesExcess => Some((40, Excess::Closed)),
+        _ => None,
+    };
+    Server::start_with(limit, move |asked| answer(Arc::clone(&state), asked)).await
 }
 
 async fn answer(state: Arc<State>, asked: Asked) -> Reply {
@@ -190,6 +202,9 @@ async fn answer(state: Arc<State>, asked: Asked) -> Reply {
             state.entries.lock().clear();
         }
         return reply(200, &[], &json!({}));
+    }
+    if state.style == Style::RefusesQueries && !asked.query.is_empty() {
+        return problem(404, "not_found", &json!({}), &[]);
     }
     let header = if state.style == Style::FormWithOtherHeader { "x-request-key" } else { "idempotency-key" };
     let Some(sent) = asked.header(header) else {

@@ -1,6 +1,6 @@
 //! APIs with one flaw fail the case that is meant for it; correct APIs of different styles fail no required case.
 
-use semel_check::{BodyFormat, Grade, Level, Report, RunOptions, Runner, suite};
+use semel_check::{BodyFormat, Grade, Level, Reason, Report, RunOptions, Runner, SUITES, Storyboard, suite};
 use serde_json::json;
 
 use crate::api::{self, Flaw, Style};
@@ -167,6 +167,7 @@ async fn correct_apis_of_every_style_fail_no_required_case() {
         (ScopedByHeader, "", &[]),
         (ScopedByPath, "", &["other_endpoint"]),
         (FormWithOtherHeader, "", &[]),
+        (RefusesQueries, "", &[]),
     ];
     for (style, notice, not_met) in styles {
         let server = api::correct(style).await;
@@ -189,6 +190,129 @@ async fn correct_apis_of_every_style_fail_no_required_case() {
         let advised = report.summary.advisory_failures > 0;
         assert_eq!(advised, matches!(style, Conflict409 | TooEarly425), "{style:?}");
     }
+}
+
+// With the answers of another race, a correct API failed a required case.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_race_without_all_answers_is_not_decided_and_compared_with_no_other_race() {
+    let text = SUITES.iter().find(|suite| suite.name == "ietf").unwrap().text.replace("30000", "2000");
+    for (style, why) in [
+        (Style::SmallBacklog, "step_timeout: 60 of 100 not answered within 2s; not decided: raise"),
+        (Style::ClosesExcess, "60 of 100 not answered: the connection broke"),
+    ] {
+        let server = api::correct(style).await;
+        let suite = Storyboard::parse("ietf.yaml", &text).unwrap();
+        let runner = Runner::new(RunOptions::new(server.url())).unwrap();
+        let report = runner.run(&[suite], &|_| {}).await.unwrap();
+        assert!(report.is_good(), "{style:?}: {}", semel_check::json(&report));
+        let steps: Vec<_> =
+            report.storyboards[0].steps.iter().filter(|step| step.phase == "race_100").collect();
+        let skips: Vec<_> = steps.iter().map(|step| step.skip.as_ref().unwrap()).collect();
+        assert!(skips[0].undecided && skips[0].detail.starts_with(why), "{:?}", skips[0]);
+        assert_eq!((skips[1].reason, skips[1].undecided), (Reason::PrerequisiteFailed, false));
+        assert_eq!(skips[1].detail, "depends on `racing`");
+        for text in all_formats(&report) {
+            assert!(text.contains("60 of 100 not answered"), "{text}");
+        }
+    }
+}
+
+// The answers that did arrive prove that there was more than one effect.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_race_with_two_effects_fails_even_if_some_answers_are_missing() {
+    let text = SUITES.iter().find(|suite| suite.name == "ietf").unwrap().text.replace("30000", "2000");
+    let server = api::serve(Flaw::Naive, Style::SmallBacklog).await;
+    let suite = Storyboard::parse("ietf.yaml", &text).unwrap();
+    let runner = Runner::new(RunOptions::new(server.url())).unwrap();
+    let report = runner.run(&[suite], &|_| {}).await.unwrap();
+    let race = report.storyboards[0].steps.iter().find(|step| step.phase == "race_100").unwrap();
+    assert_eq!(race.grade, Grade::Failed, "{race:?}");
+}
+
+// Two cases have a step of the same name; a comparison means the one of its own case, or of a case that it depends on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_comparison_never_means_the_step_of_another_case() {
+    let server = api::start(Flaw::None).await;
+    let ask = |key: &str| format!("request: {{method: POST, path: /orders, key: {key}, body: {{item: a}}}}");
+    let text = format!(
+        "id: names\ntransport: http\nphases:\n  - id: one\n    steps: [{{id: made, {}}}]\n  - id: two\n    depends_on: []\n    \
+         steps: [{{id: made, {}}}]\n  - id: three\n    depends_on: [one]\n    \
+         steps: [{{id: again, {}, validations: [{{check: body_equals_step, step: made}}]}}]\n",
+        ask("one"),
+        ask("two"),
+        ask("one")
+    );
+    let report = crate::kit::run_text(&server.url(), &text).await;
+    assert!(report.is_good(), "{}", semel_check::json(&report));
+}
+
+// The refusal of every query string proves nothing about keys.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_without_queries_is_not_asked_whether_it_compares_them() {
+    let server = api::correct(Style::RefusesQueries).await;
+    let report = run_with(options(&server, Flaw::CachesErrors)).await;
+    let why = "the API refuses such a request, with 404";
+    let expected = ["query_valid", "queried"].map(|step| format!("other_query/{step}: {why}"));
+    let skipped: Vec<String> =
+        skipped(&report).into_iter().filter(|step| step.starts_with("other_query")).collect();
+    assert_eq!(skipped, expected);
+}
+
+// The harm of a case was told although only a recommendation in it was not met.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recommendation_is_told_by_its_own_name_and_without_the_harm_of_its_case() {
+    let server = api::correct(Style::Conflict417).await;
+    let report = run_with(RunOptions::new(server.url())).await;
+    let [text, _, junit, page, comment] = all_formats(&report);
+    for text in [&text, &junit, &page, &comment] {
+        assert!(!text.contains("order B is confirmed"), "{text}");
+        for jargon in ["body_equals_step", "http_status", "field_value", "header_value"] {
+            assert!(!text.contains(jargon), "{jargon} in\n{text}");
+        }
+    }
+    assert!(text.contains(
+        "  ✓ conflict: A used key with another request is refused\n      ! status (recommended): "
+    ));
+    for line in [
+        "| passed | `conflict`: A used key with another request is refused | required |",
+        "| not met | `conflict/status`: The status is the one that clients expect | recommended |",
+        "**`conflict/status`: The status is the one that clients expect** (recommended)",
+    ] {
+        assert!(comment.lines().any(|one| one == line), "{line} in\n{comment}");
+    }
+    assert!(page.contains("<td class=\"passed\">passed</td><td><code>conflict</code>: "), "{page}");
+    assert!(page.contains("<td><code>conflict/status</code>: The status is"), "{page}");
+    assert!(page.contains("<h3><code>conflict/status</code>: The status is"), "{page}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_summary_names_required_cases_without_a_verdict_and_what_they_need() {
+    let server = api::start(Flaw::None).await;
+    let report = run_with(RunOptions::new(server.url())).await;
+    assert!(report.is_good());
+    let [text, _, _, page, comment] = all_formats(&report);
+    let end = "Required cases without a verdict:\n  scope_isolation: needs a second principal: --other-auth TOKEN\n  \
+               crash_durability: needs a command that restarts the target: --restart CMD\n";
+    assert!(text.ends_with(end), "{text}");
+    assert!(
+        comment.contains("\n- `crash_durability`: needs a command that restarts the target: --restart CMD\n")
+    );
+    assert!(comment.contains("| skipped | `client_error`: The refusal of an invalid request is stored (needs --set invalid_body=…) |"), "{comment}");
+    assert!(
+        page.contains("<li><code>scope_isolation</code>: needs a second principal: --other-auth TOKEN</li>")
+    );
+}
+
+/// The report in every format.
+fn all_formats(report: &Report) -> [String; 5] {
+    let text = semel_check::pretty(report, semel_check::Paint::Plain, semel_check::Verbosity::Explained);
+    [
+        text,
+        semel_check::json(report),
+        semel_check::junit(report),
+        semel_check::html(report),
+        semel_check::markdown(report),
+    ]
 }
 
 /// The steps of a case that did not pass, with their levels.
@@ -223,7 +347,7 @@ async fn a_failure_is_told_in_words() {
     let report = run(Flaw::LeaksAcrossScopes).await;
     let text = semel_check::pretty(&report, semel_check::Paint::Plain, semel_check::Verbosity::Short);
     assert!(
-        text.contains("same_request: It is a separate operation at /id: expected another value than "),
+        text.contains("same_request: It is a separate operation (member id): expected another value than "),
         "{text}"
     );
     let server = api::correct(Style::Conflict417).await;
@@ -259,13 +383,7 @@ async fn a_misspelt_value_is_refused_before_anything_is_sent() {
 async fn a_report_never_repeats_a_secret() {
     let report = run(Flaw::EchoesSecrets).await;
     assert_eq!(report.failed_cases(), ["first"]);
-    for text in [
-        semel_check::json(&report),
-        semel_check::junit(&report),
-        semel_check::html(&report),
-        semel_check::markdown(&report),
-        semel_check::pretty(&report, semel_check::Paint::Plain, semel_check::Verbosity::Explained),
-    ] {
+    for text in all_formats(&report) {
         assert!(!text.contains("first-principal"), "{text}");
     }
 }

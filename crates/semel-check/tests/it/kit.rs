@@ -36,6 +36,15 @@ impl Asked {
     }
 }
 
+/// What happens to connections beyond the limit of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Excess {
+    /// They are never answered, like those beyond a full listen backlog.
+    Ignored,
+    /// They are closed at once.
+    Closed,
+}
+
 pub(crate) type Reply = Response<Full<Bytes>>;
 type Handler = Arc<dyn Fn(Asked) -> Pin<Box<dyn Future<Output = Reply> + Send>> + Send + Sync>;
 
@@ -51,13 +60,34 @@ impl Server {
         F: Fn(Asked) -> R + Send + Sync + 'static,
         R: Future<Output = Reply> + Send + 'static,
     {
+        Self::start_with(None, handle).await
+    }
+
+    /// A server that serves at most so many connections at the same time.
+    pub(crate) async fn start_with<F, R>(limit: Option<(usize, Excess)>, handle: F) -> Self
+    where
+        F: Fn(Asked) -> R + Send + Sync + 'static,
+        R: Future<Output = Reply> + Send + 'static,
+    {
         let handle: Handler = Arc::new(move |asked| Box::pin(handle(asked)));
+        let open = Arc::new(());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let handle = Arc::clone(&handle);
+                let counted = Arc::clone(&open);
+                if let Some((_, excess)) = limit.filter(|(most, _)| Arc::strong_count(&open) > most + 1) {
+                    if excess == Excess::Ignored {
+                        tokio::spawn(async move {
+                            let _stream = stream;
+                            std::future::pending::<()>().await;
+                        });
+                    }
+                    continue;
+                }
                 tokio::spawn(async move {
+                    let _counted = counted;
                     let service = service_fn(move |request: Request<Incoming>| {
                         let handle = Arc::clone(&handle);
                         async move {
