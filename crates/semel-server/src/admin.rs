@@ -11,7 +11,7 @@ pub(crate) mod events;
 mod health;
 pub(crate) mod keys;
 mod listing;
-mod records;
+pub(crate) mod records;
 pub(crate) mod replays;
 pub(crate) mod runs;
 mod schema;

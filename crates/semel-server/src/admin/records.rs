@@ -214,7 +214,7 @@ impl OutcomeContent {
 }
 
 /// A moment as people and programs read it: RFC 3339, UTC, milliseconds.
-pub(super) fn time(moment: Timestamp) -> String {
+pub(crate) fn time(moment: Timestamp) -> String {
     let micros = moment.as_micros();
     let (secs, millis) = (micros / 1_000_000, micros / 1_000 % 1_000);
     let (days, of_day) = (secs / 86_400, secs % 86_400);

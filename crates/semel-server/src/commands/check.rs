@@ -1,14 +1,17 @@
 //! `semel check`: runs storyboards and suites against a target.
 
+mod command_line;
+
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use semel::time::{Clock as _, SystemClock};
 use semel_check::{
-    BodyFormat, Error, Paint, Progress, Report, RunOptions, Runner, SUITES, Storyboard, Verbosity, html,
-    json, junit, markdown, pretty, suite, template,
+    BodyFormat, Error, Paint, Progress, Report, ReportOrigin, RunOptions, Runner, SUITES, Storyboard,
+    Verbosity, html, json, junit, markdown, pretty, suite, template,
 };
 use serde_json::Value;
 
@@ -53,10 +56,10 @@ pub(crate) struct CheckArgs {
     /// Format of the report
     #[arg(long, value_enum, default_value_t = ReportFormat::Pretty)]
     pub(crate) format: ReportFormat,
-    /// For each failed case, show the harm to a client, how to fix it, the request and the answer
+    /// In the text report, show for each failed case the harm to a client, how to fix it, the request and the answer
     #[arg(long)]
     pub(crate) explain: bool,
-    /// Timeout for an answer, in seconds
+    /// Timeout for an answer, in seconds; more than 30 also gives concurrent requests more time
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) timeout: u64,
     /// PEM certificates to trust instead of the public roots
@@ -177,7 +180,12 @@ fn check(args: &CheckArgs) -> Result<ExitCode, Error> {
     let bar = Bar::new();
     let report = runtime.block_on(runner.run(&storyboards, &|progress| bar.show(progress)));
     bar.clear();
-    let report = report?;
+    let mut report = report?;
+    report.origin = Some(ReportOrigin {
+        date: crate::admin::records::time(SystemClock.now()),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        command: command_line::shown(std::env::args().skip(1)),
+    });
     print(&format_report(&report, args));
     Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }

@@ -230,6 +230,34 @@ fn the_shop_alone_fails() {
     assert!(String::from_utf8_lossy(&output.stdout).starts_with("<?xml"));
 }
 
+// A page in a ticket says when and how it was made.
+#[test]
+fn a_page_names_its_date_its_version_and_its_command_without_secrets() {
+    let shop = Shop::start();
+    let file = tempfile::tempdir().unwrap();
+    let story = file.path().join("mine.yaml");
+    std::fs::write(
+        &story,
+        "id: t\ntransport: http\nphases:\n  - id: p\n    steps: [{id: s, request: {path: /}}]\n",
+    )
+    .unwrap();
+    let args = [
+        "check",
+        story.to_str().unwrap(),
+        "--target",
+        &shop.url(),
+        "--auth",
+        "hidden-token",
+        "--format",
+        "html",
+    ];
+    let page = String::from_utf8(run(&args).stdout).unwrap();
+    assert!(page.contains(concat!(", Semel ", env!("CARGO_PKG_VERSION"))), "{page}");
+    assert!(page.contains("--auth [redacted] --format html</code>"), "{page}");
+    assert!(page.contains("<p>20") && page.contains("Z, Semel"), "{page}");
+    assert!(!page.contains("hidden-token"), "{page}");
+}
+
 #[test]
 fn what_cannot_be_used_is_exit_code_two() {
     let folder = tempfile::tempdir().unwrap();
