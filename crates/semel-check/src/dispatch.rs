@@ -67,30 +67,23 @@ pub(crate) async fn dispatch(
     loop {
         match timeout_at(deadline, running.join_next()).await {
             Err(_) => {
-                failure = Some(format!("within {within:?}"));
+                failure = Some(WireError::Timeout(within));
                 break;
             }
             Ok(None) => break,
             Ok(Some(Ok((index, Ok(answer))))) => answers[index] = Some(answer),
-            Ok(Some(Ok((_, Err(WireError::Timeout(within)))))) => {
-                failure = Some(format!("within {within:?}"));
-            }
-            Ok(Some(Ok((_, Err(error))))) => failure = Some(error.to_string()),
-            Ok(Some(Err(error))) => failure = Some(error.to_string()),
+            Ok(Some(Ok((_, Err(error))))) => failure = Some(error),
+            Ok(Some(Err(error))) => failure = Some(WireError::Broken(error.to_string())),
         }
     }
-    let missing = answers.iter().filter(|answer| answer.is_none()).count();
-    match failure {
-        Some(why) if why.starts_with("within") => {
-            let why = format!("step_timeout: {missing} of {} not answered {why}", answers.len());
-            Dispatched::Incomplete(answers, why)
-        }
-        Some(why) => {
-            let why = format!("{missing} of {} not answered: {why}", answers.len());
-            Dispatched::Incomplete(answers, why)
-        }
-        None => Dispatched::Answered(answers.into_iter().flatten().collect()),
-    }
+    let missing =
+        format!("{} of {}", answers.iter().filter(|answer| answer.is_none()).count(), answers.len());
+    let why = match failure {
+        None => return Dispatched::Answered(answers.into_iter().flatten().collect()),
+        Some(WireError::Timeout(within)) => format!("step_timeout: {missing} not answered within {within:?}"),
+        Some(error) => format!("{missing} not answered: {error}"),
+    };
+    Dispatched::Incomplete(answers, why)
 }
 
 async fn open_all(target: &Arc<CheckedTarget>, count: usize) -> Result<Vec<Connection>, WireError> {

@@ -35,7 +35,7 @@
 //! # Buffer and ledger
 //!
 //! A run may be put only if the ledger has no run of its key. The ledger is read before the put, and may change in
-//! between. Whoever changes it tells the buffer, so that such a put is refused and its caller reads the ledger again:
+//! between. Each change is told to the buffer, so that such a put is refused and its caller reads the ledger again:
 //!
 //! - A run that goes directly to the ledger first reserves its key here. The reservation finds a run that is already
 //!   buffered. It ends with the first answer of the ledger, or after the time that a claim is remembered.

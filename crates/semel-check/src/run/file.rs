@@ -16,7 +16,7 @@ use crate::key::KeyForm;
 use crate::redact::{Redactor, secrets_in};
 use crate::report::{CaseReport, Explanation, FileReport, Grade, Reason, Skip, StepReport};
 use crate::storyboard::{
-    Level, Output, Seeding, StepAction, Storyboard, StoryboardPhase, StoryboardStep, Transport, ValueSource,
+    Level, Seeding, StepAction, Storyboard, StoryboardPhase, StoryboardStep, Transport, ValueSource,
 };
 use crate::substitute::{Variables, uuid_v4};
 use crate::wire::WireError;
@@ -319,18 +319,17 @@ impl<'a> File<'a> {
         let peers = |other: &StoryboardPhase| phase.branch.is_some() && phase.branch == other.branch;
         let named = |other: &StoryboardPhase| depends_on(phase, other);
         let earlier = self.storyboard.phases.iter().take_while(|other| other.id != phase.id);
-        let needed =
+        let mut needed =
             earlier.filter(|other| !peers(other)).filter(|other| phase.depends_on.is_none() || named(other));
         // Without `depends_on`, a phase only depends on what failed.
         let unanswered = |other: &StoryboardPhase| self.unanswered.get(&other.id).filter(|_| named(other));
-        needed.into_iter().find_map(|other| self.broken.get(&other.id).or_else(|| unanswered(other)).cloned())
+        needed.find_map(|other| self.broken.get(&other.id).or_else(|| unanswered(other)).cloned())
     }
 
     /// Makes the answers of earlier phases visible to a phase. If two of its predecessors have a step of the same id, the
     /// one that it depends on counts; a step of its own is never mistaken for one of another phase.
     fn enter(&mut self, phase: &StoryboardPhase) {
         self.answers.clear();
-        self.payloads.clear();
         let earlier = || self.storyboard.phases.iter().take_while(|other| other.id != phase.id);
         let needed = earlier().filter(|other| depends_on(phase, other));
         for source in earlier().filter(|other| !depends_on(phase, other)).chain(needed) {
@@ -339,17 +338,7 @@ impl<'a> File<'a> {
                 self.answers.insert(step.clone(), answer.clone());
             }
         }
-        for step in &phase.steps {
-            self.answers.remove(&step.id);
-            let captured = step.outputs.iter().filter(|output| matches!(output.from, ValueSource::Path(_)));
-            for Output { name, .. } in captured {
-                let given = self.runner.options.set.get(name).or_else(|| self.storyboard.context.get(name));
-                match given {
-                    Some(value) => self.context.insert(name.clone(), value.clone()),
-                    None => self.context.remove(name),
-                };
-            }
-        }
+        phase.steps.iter().for_each(|step| drop(self.answers.remove(&step.id)));
         let payload = |(step, answer): (&String, &TargetAnswer)| (step.clone(), answer.payload.clone());
         self.payloads = self.answers.iter().map(payload).collect();
     }

@@ -2,6 +2,8 @@
 
 use semel_check::{BodyFormat, Grade, Level, Reason, Report, RunOptions, Runner, SUITES, Storyboard, suite};
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use crate::api::{self, Flaw, Style};
 use crate::kit::Server;
@@ -301,6 +303,27 @@ async fn the_summary_names_required_cases_without_a_verdict_and_what_they_need()
     assert!(
         page.contains("<li><code>scope_isolation</code>: needs a second principal: --other-auth TOKEN</li>")
     );
+}
+
+// docs/howto/check-an-api.md states these numbers.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_suite_creates_as_many_objects_as_its_page_says() {
+    for (flaw, expected) in [(Flaw::None, 16), (Flaw::Naive, 149)] {
+        let server = api::start(flaw).await;
+        run_with(RunOptions::new(server.url())).await;
+        assert_eq!(made(&server).await, expected, "{flaw:?}");
+    }
+}
+
+/// The number of orders so far: the API numbers them from 0.
+async fn made(server: &Server) -> usize {
+    let mut stream = TcpStream::connect(server.at).await.unwrap();
+    let request = "POST /orders HTTP/1.1\r\nhost: api\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}";
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (_, number) = answer.split_once("\"order-").unwrap_or_else(|| panic!("{answer}"));
+    number.split('"').next().unwrap().parse().unwrap()
 }
 
 /// The report in every format.

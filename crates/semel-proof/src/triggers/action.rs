@@ -253,7 +253,7 @@ pub(super) fn list_possible(model: &TriggerModel, state: &TriggerState, actions:
             actions.push(TriggerAction::ClaimRecordsEnd(generation));
         }
     }
-    // Whoever wrote the run says so to the buffer at any time, or dies before.
+    // The caller that wrote the run ends its reservation at any time, or dies before.
     for generation in (0_u8..).zip(state.redis.reserved).filter_map(|(at, reserved)| reserved.then_some(at)) {
         let wrote = |event: &LedgerRun| event.generation == generation && !event.lost_key && !event.drained;
         if state.ledger.events.iter().flatten().any(wrote) {

@@ -1,6 +1,7 @@
 //! `semel keys`: inspects keys of a running server and settles those in doubt.
 
 use std::collections::BTreeMap;
+use std::io::IsTerminal as _;
 
 use anyhow::Context as _;
 use clap::Subcommand;
@@ -95,7 +96,10 @@ pub(crate) enum KeysCommand {
         /// Reason, for the audit log
         #[arg(long)]
         reason: String,
-        /// Settle a key of the gateway without a question
+        /// Only show the request and the answer that its clients will get
+        #[arg(long)]
+        dry_run: bool,
+        /// Do not ask. Only a key of the gateway is asked about, on a terminal
         #[arg(long)]
         yes: bool,
         #[command(flatten)]
@@ -160,7 +164,7 @@ pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
         KeysCommand::Forget { id, reason, force, remote } => {
             change(&remote, &id, "forget", &ForgetRequest { reason, force }).await
         }
-        KeysCommand::Settle { id, run, outcome, status, body, reason, yes, remote } => {
+        KeysCommand::Settle { id, run, outcome, status, body, reason, dry_run, yes, remote } => {
             let outcome = match (outcome, status) {
                 (Some(outcome), _) => {
                     Some(serde_json::from_str(&outcome).context(Misused::new("--outcome is not JSON"))?)
@@ -175,7 +179,13 @@ pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
             // The keys of workers have no clients that would be surprised.
             if preview["key"]["request"].is_object() {
                 explain(&preview)?;
-                confirm("Settle it?", yes)?;
+            }
+            if dry_run {
+                return if remote.json { print(&preview) } else { Ok(()) };
+            }
+            if preview["key"]["request"].is_object() {
+                // Scripts cannot answer. They have said what they want, with a reason.
+                confirm("Settle it?", yes || !std::io::stdin().is_terminal())?;
             }
             change(&remote, &id, "settle", &request).await
         }

@@ -133,17 +133,18 @@ fn a_settlement_is_shown_before_it_is_made() {
     };
     let bare = settle(&["--outcome", "{\"receipt\": 7}", "--yes"]);
     assert!(bare.code == Some(1) && bare.err.contains("`status` is required"), "{}", bare.err);
-    let asked = settle(&["--status", "201", "--body", "{\"paid\": true}"]);
-    assert_eq!(asked.code, Some(2), "{}", asked.err);
-    for part in
-        ["POST /lost", "req-1", "HTTP 201", "content-type: application/json", "\"paid\": true", "--yes"]
-    {
+    let asked = settle(&["--status", "201", "--body", "{\"paid\": true}", "--dry-run"]);
+    assert_eq!(asked.code, Some(0), "{}", asked.err);
+    for part in ["POST /lost", "req-1", "HTTP 201", "content-type: application/json", "\"paid\": true"] {
         assert!(asked.err.contains(part), "{part}: {}", asked.err);
     }
     assert_eq!(in_doubt(&semel).len(), 1, "nothing was changed");
-    let run = settle(&["--run"]);
-    assert!(run.code == Some(2) && run.err.contains("sent to the upstream again"), "{}", run.err);
-    let settled = settle(&["--status", "201", "--body", "{\"paid\": true}", "--yes"]);
+    let run = settle(&["--run", "--dry-run"]);
+    assert!(run.code == Some(0) && run.err.contains("sent to the upstream again"), "{}", run.err);
+    assert_eq!(in_doubt(&semel).len(), 1, "nothing was changed");
+    // Not a terminal: nobody can be asked.
+    let settled = settle(&["--status", "201", "--body", "{\"paid\": true}"]);
+    assert!(settled.err.contains("HTTP 201"), "it is shown all the same: {}", settled.err);
     assert!(
         settled.code == Some(0) && settled.out.contains("in_doubt -> done"),
         "{}{}",
