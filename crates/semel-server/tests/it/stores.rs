@@ -42,7 +42,9 @@ fn one_effect_through_several_gateways(store: &[&str]) {
 /// An answer without what belongs to its moment.
 fn lasting(answer: &Answer) -> Answer {
     let mut lasting = answer.clone();
-    lasting.headers.retain(|(name, _)| !["date", "idempotent-replayed", "x-request-id"].contains(&name.as_str()));
+    lasting
+        .headers
+        .retain(|(name, _)| !["date", "idempotent-replayed", "x-request-id"].contains(&name.as_str()));
     lasting
 }
 
