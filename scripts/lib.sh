@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Shared by the scripts beside it. Source it, do not run it.
 
 passed=0
@@ -15,8 +16,8 @@ own_scratch() {
 
 # check_leftovers: no process that a test started still runs, and no temporary file is left. Counts as one test.
 check_leftovers() {
-  local attempt processes="" files=""
-  for attempt in 1 2 3 4 5 6 7 8 9 10; do
+  local processes="" files=""
+  for _ in 1 2 3 4 5 6 7 8 9 10; do
     processes=$(leftover_processes)
     files=$(find "$scratch" -mindepth 1 -maxdepth 1)
     if [ -z "$processes$files" ]; then
@@ -74,14 +75,23 @@ install_packages() {
   [ $# -gt 0 ] || return 0
   if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
     step "installing $*"
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+    apt-get -o DPkg::Lock::Timeout=300 update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "$@"
   else
     echo "Missing: $*. Install with:" >&2
     echo "  sudo apt-get update && sudo apt-get install -y $*" >&2
     echo "then run this again." >&2
     exit 1
   fi
+}
+
+# fetch COMMAND…: installs something from a package registry, or says what is missing.
+fetch() {
+  "$@" >"$log" 2>&1 && return
+  cat "$log" >&2
+  echo "This could not be installed: $*" >&2
+  echo "It comes from the package registries of Python or npm: this needs the network, or mirrors set up for pip and npm." >&2
+  exit 1
 }
 
 has_postgres() {
@@ -103,21 +113,21 @@ run_tests() {
     cargo test "$@" --all-features --locked --no-fail-fast --lib --bins --tests 2>&1 | tee "$log" || status=$?
     count_cargo_test
   fi
-  [ "$status" -eq 0 ] || closing_line
+  [ "$status" -eq 0 ] || failed_line
 }
 
 run_doc_tests() {
   local status=0
   cargo test --workspace --doc --all-features --locked 2>&1 | tee "$log" || status=$?
   count_cargo_test
-  [ "$status" -eq 0 ] || closing_line
+  [ "$status" -eq 0 ] || failed_line
 }
 
 # Every example must run and exit well; each counts as one test.
 run_examples() {
   local example name
   cargo build --workspace --examples --all-features --locked --quiet
-  # Started as they were built: `cargo run -p` would build anew with the features of one crate, within the time limit.
+  # Started as they were built: `cargo run -p` would build again with the features of one crate, within the time limit.
   for example in crates/*/examples/*.rs; do
     # An example that needs a server is run by the tests, which have one.
     if grep -q '^//! Needs' "$example"; then continue; fi
@@ -173,6 +183,9 @@ expect() {
   fi
 }
 
+# logged COMMAND…: its output is shown only if it fails.
+logged() { "$@" >"$log" 2>&1; }
+
 count_cargo_test() {
   local p f
   p=$(sed -n 's/^test result: .* \([0-9]*\) passed; .*/\1/p' "$log" | awk '{n += $1} END {print n + 0}')
@@ -183,6 +196,12 @@ count_cargo_test() {
 add_counts() {
   passed=$((passed + ${1:-0}))
   failed=$((failed + ${2:-0}))
+}
+
+# The last line after a command that failed. It may have failed before it ran a test: that counts as one. Exits.
+failed_line() {
+  [ "$failed" -gt 0 ] || failed=1
+  closing_line
 }
 
 # The last line that anybody reads. Exits.

@@ -49,6 +49,7 @@ use semel::store::ErrorKind;
 use semel::{Engine, store};
 use tokio::time::Instant;
 use tower_service::Service;
+use tracing::Instrument as _;
 
 use self::admit::{Admission, Admitted};
 pub use self::builder::{GuardBuilder, Unmatched, WellKnownPolicy};
@@ -83,6 +84,9 @@ const STARTS: usize = 3;
 const WAITS: Duration = Duration::from_millis(50);
 /// `RetryAdvice-After` while the store is unavailable.
 const STORE_AWAY: Duration = Duration::from_secs(1);
+/// The answer while servers of the old store are replaced. The log has the address of the new one.
+const STORE_MOVED: &str = "the records of this server were moved to another store: nothing happened; send the same request with the \
+                           same key again, to a server on that store";
 
 /// Makes requests happen once. Clones are cheap and share all state.
 #[derive(Clone, Debug)]
@@ -342,7 +346,7 @@ impl Inner {
     {
         let policy = &route.policy;
         let mut call = Box::new(ForwardedCall::new(service, request, admitted.key_at.clone()));
-        let mut away = None;
+        let mut unavailable = None;
         let mut place = match route.places.take() {
             Ok(place) => Some(place),
             // A key with a stored answer needs no call.
@@ -357,7 +361,7 @@ impl Inner {
                 Claimed::Again => continue,
                 Claimed::Answer(answer) => return Ok(answer),
                 Claimed::StoreAway(error) => {
-                    away = Some(error);
+                    unavailable = Some(error);
                     break;
                 }
             };
@@ -370,12 +374,13 @@ impl Inner {
             let run = Arc::clone(self).run(route.number, admitted.asked.clone(), claim, call, held);
             // Polling the call here, and moving it to a task only when the client disconnects, saves a task but is slower
             // (benches/proxy.rs): answers are then no longer written one after the other.
-            match tokio::spawn(run).await {
+            // Its log lines carry the request's id.
+            match tokio::spawn(run.in_current_span()).await {
                 Ok(RunResult::Answered(answer)) => return Ok(answer),
                 Ok(RunResult::NotStarted(back, error)) => {
                     call = back;
                     if error.is_some() {
-                        away = error;
+                        unavailable = error;
                         break;
                     }
                 }
@@ -387,13 +392,14 @@ impl Inner {
                 }
             }
         }
-        // A store with another secret is reachable: other processes still protect the key, and this call would run in addition to
-        // theirs.
+        // A store that was moved or has another secret is reachable: other processes still protect the key, and this call would run
+        // in addition to theirs.
         let open = policy.store_down == StoreDown::Open
-            && away.as_ref().is_some_and(|error| error.kind() != ErrorKind::SecretDiffers);
-        match away {
+            && unavailable.as_ref().is_some_and(|error| !error.is_protected_elsewhere());
+        match unavailable {
             Some(error) if open && self.keep_client_key_back(policy, admitted, &mut call) => {
-                tracing::warn!(target: "semel", %error, "store unavailable: request passed on unprotected");
+                // The observer of answers logs every unprotected request.
+                tracing::debug!(target: "semel", %error, "store unavailable: request passed on unprotected");
                 let ForwardedCall { mut service, request, .. } = *call;
                 let place = match place.map_or_else(|| route.places.take(), Ok) {
                     Ok(place) => place,
@@ -404,10 +410,20 @@ impl Inner {
                 Ok((unprotected(answer), AnswerOutcome::Unprotected))
             }
             error => {
-                if let Some(error) = error {
-                    tracing::warn!(target: "semel", %error, "store unavailable: request refused");
+                let is_moved = error.as_ref().is_some_and(|error| error.kind() == ErrorKind::Moved);
+                match error {
+                    // The store logs its outage once.
+                    Some(error) if error.is_logged() => {
+                        tracing::debug!(target: "semel", %error, "store call failed: request refused");
+                    }
+                    Some(error) => {
+                        tracing::warn!(target: "semel", %error, "store call failed: request refused");
+                    }
+                    None => {}
                 }
-                let problem = Problem::from(Situation::StoreUnavailable).retry_after(STORE_AWAY);
+                let detail = is_moved.then(|| STORE_MOVED.to_owned());
+                let problem =
+                    Problem { detail, ..Situation::StoreUnavailable.into() }.retry_after(STORE_AWAY);
                 Ok(self.refuse(policy, &admitted.asked, &problem))
             }
         }

@@ -186,7 +186,7 @@ pub struct Delivery {
     pub event_type: String,
     /// Its state.
     pub state: DeliveryState,
-    /// How many attempts were started in its current round; a replay starts a new round.
+    /// How many attempts were started since it was accepted or last replayed.
     pub attempts: u32,
     /// How many of those crashed: started, and their worker was lost.
     pub crashes: u32,
@@ -209,7 +209,7 @@ pub struct Delivery {
 /// One attempt of a delivery, in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeliveryAttempt {
-    /// Counts from 1, over all rounds.
+    /// Counts from 1, also over replays.
     pub number: u32,
     /// The process that made it.
     pub worker: String,
@@ -318,9 +318,9 @@ pub struct Work {
     pub content_type: String,
     /// Other fields of the source.
     pub headers: Vec<(String, String)>,
-    /// The attempt number in the current round; counts from 1.
+    /// The number of the attempt since the delivery was accepted or last replayed; counts from 1.
     pub attempt: u32,
-    /// How many of this round's attempts crashed.
+    /// How many of those attempts crashed.
     pub crashes: u32,
     /// Part of the derived key.
     pub epoch: u32,
@@ -365,7 +365,7 @@ pub enum Settle {
 
 /// The ledger's answer to a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum LeaseResult {
     /// It is written, now or by an earlier try of the same call.
     Kept,
     /// Another worker holds it, or it has ended: nothing was written.

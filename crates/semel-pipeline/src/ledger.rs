@@ -11,6 +11,7 @@
 //! - **Only drawn steps.** A delivery changes by [`Step`](crate::delivery::DeliveryStep)s alone; what is not drawn is refused.
 //! - **In many processes.** Any number of workers on any number of machines, unless the ledger is embedded.
 
+mod control;
 #[cfg(feature = "embedded")]
 mod embedded;
 #[cfg(feature = "postgres")]
@@ -27,14 +28,17 @@ use semel::key::KeyId;
 pub use semel::store::{BoxFuture, ErrorKind};
 use semel::time::Timestamp;
 
+pub use self::control::{TargetControl, TargetPause};
 #[cfg(feature = "embedded")]
 pub use self::embedded::EmbeddedLedger;
 #[cfg(feature = "postgres")]
 pub use self::postgres::{PostgresLedger, PostgresLedgerBuilder};
-use crate::delivery::{Delivery, DeliveryHistory, DeliveryState, Holding, Impossible, Said, Settle, Work};
+use crate::delivery::{
+    Delivery, DeliveryHistory, DeliveryState, Holding, Impossible, LeaseResult, Settle, Work,
+};
 use crate::event::{Accepted, Event, Generation, NewEvent};
 use crate::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
-use crate::letter::{FailureGroup, Letter, LetterStory, NewLetter, Status};
+use crate::letter::{FailureGroups, Letter, LetterStory, NewLetter, Status};
 use crate::replay::{JobItem, JobOrder, JobRecord, NewJob, Planned, Selection};
 
 /// What a ledger answers.
@@ -66,9 +70,26 @@ pub enum Error {
     Stale,
 }
 
+impl Error {
+    /// True if the database has logged the cause: an outage, which fails every call. Do not log each of them.
+    pub fn is_logged(&self) -> bool {
+        matches!(self, Self::Store(error) if error.is_logged())
+    }
+}
+
 /// Everything a ledger keeps.
 pub trait Ledger:
-    Intake + Working + Reading + Letters + Replays + Runs + AuditLog + Retention + fmt::Debug + fmt::Display
+    Intake
+    + Working
+    + TargetControl
+    + Reading
+    + Letters
+    + Replays
+    + Runs
+    + AuditLog
+    + Retention
+    + fmt::Debug
+    + fmt::Display
 {
 }
 
@@ -199,24 +220,26 @@ pub trait Working: Send + Sync + 'static {
     /// Fair: tenants take turns, the one that has waited longest for a turn first, so that one with a large backlog delays
     /// nobody. In order: of one target and order key only the earliest that has not ended, one at a time. A delivery
     /// whose lease is over is first given back (`retry_wait`, its attempt ends as crashed) and may be taken at once. One at
-    /// a time holds for an earlier one that is replayed too: it waits for what runs, then goes first.
+    /// a time holds for an earlier one that is replayed too: it waits for what runs, then goes first. Nothing is taken for a
+    /// target that is [paused](TargetControl::pause_target).
     fn take(&self, take: Take) -> Answer<'_, Vec<Work>>;
 
     /// Takes this delivery, as [`take`](Self::take) would, where it waits for its retry, due or not. `None` where it does not,
-    /// or where another one of its order key runs or goes first.
+    /// where another one of its order key runs or goes first, or where its target is paused.
     fn retake(&self, delivery: DeliveryId, worker: String, lease: Duration) -> Answer<'_, Option<Work>>;
 
     /// Extends leases; one answer for each. A lease that is over is extended too, where nobody has noticed yet.
-    fn renew(&self, held: Vec<Holding>, lease: Duration) -> Answer<'_, Vec<Said>>;
+    fn renew(&self, held: Vec<Holding>, lease: Duration) -> Answer<'_, Vec<LeaseResult>>;
 
     /// Writes how attempts ended; one answer for each. With it, in the same transaction: the dead letter of a buried
     /// one, the letter of a replayed one, the item of its replay job. A letter whose replay failed is pending again, or
-    /// parked after [`PARKED_AFTER`](crate::letter::PARKED_AFTER) of them. The same word of the same token again, while the
+    /// parked after [`PARKED_AFTER`](crate::letter::PARKED_AFTER) of them. A delivery that waits for a retry is due no later
+    /// than its time to be delivered ends, so that it becomes a dead letter then. The same word of the same token again, while the
     /// delivery stands where it led, is kept again and writes nothing.
-    fn settle(&self, settled: Vec<(Holding, Settle)>) -> Answer<'_, Vec<Said>>;
+    fn settle(&self, settled: Vec<(Holding, Settle)>) -> Answer<'_, Vec<LeaseResult>>;
 
     /// How long until something is due for one of these targets, zero where something is; `None` where nothing waits.
-    /// Leases that run out count too.
+    /// Leases that run out count too; deliveries to a paused target do not.
     fn next_due(&self, targets: Vec<String>) -> Answer<'_, Option<Duration>>;
 
     /// Ends when there may be new work: something was accepted, released or given back, here or (where the ledger can tell)
@@ -252,6 +275,9 @@ pub trait Reading: Send + Sync + 'static {
     /// Deliveries, the newest first.
     fn deliveries(&self, filter: DeliveryFilter, page: Page) -> Answer<'_, Paged<Delivery>>;
 
+    /// How many deliveries of these events are in each state.
+    fn delivery_states(&self, events: Vec<EventId>) -> Answer<'_, Vec<(EventId, DeliveryState, u64)>>;
+
     /// The deliveries of an event with their attempts.
     fn deliveries_of(&self, event: EventId) -> Answer<'_, Vec<DeliveryHistory>>;
 
@@ -264,7 +290,8 @@ pub trait Reading: Send + Sync + 'static {
         tags: Vec<String>,
     ) -> Answer<'_, Vec<EventId>>;
 
-    /// Numbers for the metrics: how many deliveries in each state, the age of the oldest that is due, how many letters in each status.
+    /// Numbers for the metrics: how many deliveries in each state, the age of each target's oldest that is due, how many letters in
+    /// each status.
     fn totals(&self) -> Answer<'_, Totals>;
 }
 
@@ -282,6 +309,9 @@ pub trait Retention: Send + Sync + 'static {
     /// Removes what ended longer ago than `keep`, no more than `limit` rows of each kind. Dead letters that are pending,
     /// parked or replaying stay, with their events.
     fn sweep(&self, keep: Duration, limit: u32) -> Answer<'_, u64>;
+
+    /// Removes lines of the audit log that are older than `keep`, the oldest first, no more than `limit`.
+    fn sweep_audit(&self, keep: Duration, limit: u32) -> Answer<'_, u64>;
 }
 
 /// Which part of a listing.
@@ -367,10 +397,17 @@ pub struct Audited {
 pub struct Totals {
     /// Deliveries by target and state; those that ended well need not be counted.
     pub deliveries: Vec<(String, DeliveryState, u64)>,
-    /// How long the oldest that is due has been waiting.
-    pub oldest_due: Option<Duration>,
+    /// How long the oldest delivery of a target that is due has been waiting; only targets with a due delivery.
+    pub due: Vec<(String, Duration)>,
     /// Letters by status.
     pub letters: Vec<(Status, u64)>,
+}
+
+impl Totals {
+    /// How long the oldest delivery that is due has been waiting.
+    pub fn oldest_due(&self) -> Option<Duration> {
+        self.due.iter().map(|(_, age)| *age).max()
+    }
 }
 
 /// Dead letters.
@@ -385,8 +422,9 @@ pub trait Letters: Send + Sync + 'static {
     /// Letters, the newest first.
     fn letters(&self, filter: LetterFilter, page: Page) -> Answer<'_, Paged<Letter>>;
 
-    /// Letters that failed alike, the largest group first.
-    fn groups(&self, filter: LetterFilter) -> Answer<'_, Vec<FailureGroup>>;
+    /// Letters that failed alike, the largest group first: of the newest 100,000, or the newest 100,000 in the status of the
+    /// filter.
+    fn groups(&self, filter: LetterFilter) -> Answer<'_, FailureGroups>;
 
     /// Gives a letter up; it can be restored. Refused while it is replaying, and once it was replayed. Again: no change.
     fn discard(&self, id: LetterId, line: AuditLine) -> Answer<'_, ()>;
@@ -454,7 +492,7 @@ pub trait Replays: Send + Sync + 'static {
     /// transaction, so that no number of processes exceeds it. A released delivery is `replaying`, its letter too.
     /// In mode resume a delivery that is done is skipped and its letter marked as replayed; re-execute raises the epoch;
     /// as-new accepts an event with a dedupe id made from job and letter, and leaves the delivery in `dlq`. What is replayed
-    /// begins a new round of attempts, and its time to be delivered no longer ends. A job whose last item has ended is done.
+    /// counts its attempts from one, and its time to be delivered no longer ends. A job whose last item has ended is done.
     /// A job that is not running releases nothing and is answered as it is.
     fn release(&self, job: JobId, limit: u32) -> Answer<'_, JobRecord>;
 

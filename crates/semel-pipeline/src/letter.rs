@@ -211,6 +211,15 @@ pub struct FailureGroup {
     pub error: String,
 }
 
+/// Groups of similar failures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailureGroups {
+    /// The groups, the largest first.
+    pub groups: Vec<FailureGroup>,
+    /// True if there are more dead letters than the groups were made of. The oldest are not counted.
+    pub is_partial: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use super::{Cause, Signature};

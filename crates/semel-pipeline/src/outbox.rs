@@ -30,6 +30,15 @@ impl<F: Fn(&Publication) -> Vec<String> + Send + Sync + 'static> Route for F {
     }
 }
 
+#[cfg(any(feature = "embedded", feature = "postgres"))]
+fn log_failed_relay(error: &crate::ledger::Error) {
+    if error.is_logged() {
+        tracing::debug!(%error, "the outbox could not be relayed; retrying");
+    } else {
+        tracing::warn!(%error, "the outbox could not be relayed; retrying");
+    }
+}
+
 /// The result of one round of the relay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Relayed {

@@ -123,13 +123,19 @@ pub enum PublishError {
 pub async fn accept<L: Intake + ?Sized>(ledger: &L, event: NewEvent) -> Result<Accepted, ledger::Error> {
     let (id, give_up) = (event.id, Instant::now() + RETRY_TIMEOUT);
     let mut pause = Duration::from_millis(10);
+    let mut unknown = None;
     loop {
         match ledger.accept(vec![event.clone()]).await {
             Err(ledger::Error::Store(error))
                 if error.kind() == ErrorKind::Ambiguous && Instant::now() + pause < give_up =>
             {
+                unknown = Some(error);
                 tokio::time::sleep(pause).await;
                 pause *= 2;
+            }
+            // This try changed nothing, and an earlier one may have.
+            Err(ledger::Error::Store(error)) if error.is_retryable() => {
+                return Err(unknown.unwrap_or(error).into());
             }
             Err(error) => return Err(error),
             Ok(answers) => {

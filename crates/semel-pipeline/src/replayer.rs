@@ -137,10 +137,12 @@ impl Replayer {
                     if looked == Looked::Busy { BUSY } else { IDLE }
                 }
                 Err(error) => {
-                    if !failing {
+                    if failing || error.is_logged() {
+                        tracing::debug!(target: "semel", %error, "the ledger fails: replay jobs wait and continue by themselves");
+                    } else {
                         tracing::warn!(target: "semel", %error, "the ledger fails: replay jobs wait and continue by themselves");
+                        failing = true;
                     }
-                    failing = true;
                     Duration::from_secs(1)
                 }
             };

@@ -25,7 +25,7 @@ pub use self::filter::{EventTypes, FilterError, MAX_TYPE};
 pub use self::handler::Handler;
 #[cfg(feature = "http")]
 pub use self::http::{HttpOptions, HttpTarget, HttpTargetError};
-pub use self::policy::{Exhausted, Policy};
+pub use self::policy::{Exhausted, Policy, RoundPosition, SCHEDULE};
 pub use self::registry::{Registered, RegistryError, TargetRegistry, Targets};
 pub use self::signature::{SecretError, SigningSecret};
 pub use self::trace::{AttemptSpan, Sampled};
@@ -68,7 +68,7 @@ impl DeliveryCall {
     /// An attempt of this delivery.
     pub fn new(work: Arc<Work>, secret: &Secret, policy: &Policy) -> Self {
         let key = delivery_key(secret, work.event, &work.target, work.epoch);
-        let (max_attempts, timeout) = (policy.retry.max_attempts(), policy.timeout);
+        let (max_attempts, timeout) = (policy.max_attempts(work.job), policy.timeout);
         Self { work, key, max_attempts, timeout, lease: None, accepted: Arc::default() }
     }
 
@@ -110,7 +110,7 @@ impl DeliveryCall {
         &self.key
     }
 
-    /// The maximum number of attempts.
+    /// The maximum number of attempts, in all rounds together: see [`Policy::schedule`].
     pub fn max_attempts(&self) -> u32 {
         self.max_attempts
     }

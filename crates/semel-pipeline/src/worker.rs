@@ -77,7 +77,7 @@ struct WorkerShared {
     leases: Arc<heartbeat::Leases>,
     settled: mpsc::UnboundedSender<FinishedAttempt>,
     /// An attempt ended, or an operator changed something: the dispatcher checks again.
-    stir: Notify,
+    wake: Notify,
     /// No delivery is in progress any more.
     empty: Notify,
 }
@@ -115,7 +115,7 @@ impl Worker {
             observer,
             leases,
             settled,
-            stir: Notify::new(),
+            wake: Notify::new(),
             empty: Notify::new(),
         });
         let (stop, stopped) = watch::channel(false);
@@ -125,9 +125,9 @@ impl Worker {
     }
 
     /// Checks for work again. Call it when the targets have changed.
-    pub fn stir(&self) {
+    pub fn wake(&self) {
         self.shared.room.mark_all_dirty();
-        self.shared.stir.notify_one();
+        self.shared.wake.notify_one();
     }
 
     /// Number of deliveries in progress.

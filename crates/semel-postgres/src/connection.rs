@@ -3,20 +3,49 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use sqlx::postgres::PgPoolOptions;
-use sqlx::{ConnectOptions as _, Connection as _, PgConnection, PgPool, Row as _};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, PgPool, Row as _};
+use tokio::time::timeout;
 
 use crate::{AsyncCommit, PostgresError, PostgresSettings, Remedy};
 
 /// The oldest server with the required SQL and guarantees.
 const OLDEST: i32 = 13;
 
+/// A pool that is replaced after every outage. A connection from before it may be dead without a sign, and would keep its
+/// place in the pool until the system gives it up, which takes minutes.
+#[derive(Debug)]
+pub struct ReplacedPool {
+    settings: Arc<PostgresSettings>,
+    /// The pool, and the number of outages that had ended when it was made.
+    current: Mutex<(u64, PgPool)>,
+}
+
+impl ReplacedPool {
+    /// A pool that connects on first use.
+    pub fn new(settings: &Arc<PostgresSettings>) -> Self {
+        Self { settings: Arc::clone(settings), current: Mutex::new((0, pool(settings))) }
+    }
+
+    /// The pool for calls after this number of ended outages.
+    pub fn get(&self, ended_outages: u64) -> PgPool {
+        let mut current = self.current.lock();
+        if current.0 != ended_outages {
+            *current = (ended_outages, pool(&self.settings));
+        }
+        current.1.clone()
+    }
+}
+
 /// A pool that connects on first use, and checks every new connection.
-pub fn pool(settings: &Arc<PostgresSettings>) -> PgPool {
+fn pool(settings: &Arc<PostgresSettings>) -> PgPool {
     let checked = Arc::clone(settings);
     PgPoolOptions::new()
         .max_connections(settings.connections)
-        .acquire_timeout(settings.patience)
+        .acquire_timeout(settings.timeout)
+        // The caller logs what is slow or fails.
+        .acquire_slow_threshold(Duration::MAX)
         .test_before_acquire(false)
         .before_acquire(|connection, known| {
             Box::pin(async move {
@@ -46,6 +75,26 @@ pub async fn connect(settings: &PostgresSettings) -> Result<PgConnection, Postgr
     check(settings, &mut connection).await?;
     Ok(connection)
 }
+
+/// Connects and writes one row, as a claim or an accept does. Returns once the write is committed.
+///
+/// # Errors
+/// As [`connect`], or the write failed. A row that another transaction has locked is no failure.
+pub async fn probe(settings: &PostgresSettings) -> Result<(), PostgresError> {
+    let mut connection = connect(settings).await?;
+    // Every store and ledger has such a row.
+    let sql =
+        format!("UPDATE {}.meta SET number = number WHERE name LIKE '%format'", settings.schema.quoted());
+    let written = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await;
+    let _ = timeout(CLOSE, connection.close()).await;
+    match written.map_err(|error| PostgresError::statement(&settings.target, &error).not_executed()) {
+        Err(error) if error.remedy != Remedy::Retry => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// How long a goodbye to the server may take.
+pub(crate) const CLOSE: Duration = Duration::from_millis(200);
 
 /// Refuses a server that cannot meet the promises.
 ///

@@ -50,6 +50,8 @@ pub enum Remedy {
     Retry,
     /// Retry on another connection.
     Reconnect,
+    /// Wait: the server is known to be unavailable, and that is logged.
+    Wait,
     /// None: a program cannot repair it, or the statement is refused.
     None,
 }
@@ -68,6 +70,11 @@ impl PostgresError {
     /// Nothing was executed; a retry on another connection may help.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(PostgresErrorKind::Unavailable, message).with_remedy(Remedy::Reconnect)
+    }
+
+    /// An outage of the server is known, and logged. Nothing was executed.
+    pub fn outage(message: impl Into<String>) -> Self {
+        Self::unavailable(message).with_remedy(Remedy::Wait)
     }
 
     /// No answer in time. The connection must be closed.
@@ -93,17 +100,29 @@ impl PostgresError {
     }
 
     fn disconnected(message: String) -> Self {
-        Self { execution: Execution::Unknown, ..Self::unavailable(message) }
+        Self::unavailable(message).unknown()
     }
 
     fn busy(message: String) -> Self {
         Self::unavailable(message).with_remedy(Remedy::Retry)
     }
 
+    /// True if the cause is logged, once for all errors that it has: an outage, a full disk, another secret.
+    pub fn is_logged(&self) -> bool {
+        self.remedy == Remedy::Wait
+            || matches!(self.kind, PostgresErrorKind::Full | PostgresErrorKind::SecretDiffers)
+    }
+
     /// The same failure with another remedy.
     #[must_use]
     pub fn with_remedy(self, remedy: Remedy) -> Self {
         Self { remedy, ..self }
+    }
+
+    /// The same failure of a statement that was sent, and whose result is unknown.
+    #[must_use]
+    pub fn unknown(self) -> Self {
+        Self { execution: Execution::Unknown, ..self }
     }
 
     /// The same failure where nothing can have been committed: the transaction ended with its connection.
@@ -203,6 +222,8 @@ impl PostgresError {
         }
     }
 }
+
+impl std::error::Error for PostgresError {}
 
 impl fmt::Display for PostgresError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -11,7 +11,7 @@ mod listen;
 mod migration;
 mod settings;
 
-pub use self::connection::{check, connect, pool};
+pub use self::connection::{ReplacedPool, check, connect, probe};
 pub use self::error::{Execution, PostgresError, PostgresErrorKind, Remedy};
 pub use self::listen::Subscription;
 pub use self::migration::Migration;

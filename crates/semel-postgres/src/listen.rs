@@ -1,12 +1,11 @@
 //! Notifications of other processes.
 
-use std::time::Duration;
-
 use sqlx::PgPool;
 use sqlx::postgres::{PgListener, PgPoolOptions};
 use tokio::time::timeout;
 
 use crate::PostgresSettings;
+use crate::connection::CLOSE;
 
 /// A connection that listens to one channel. It does not reconnect: notifications of the meantime are lost, and its
 /// user must know that.
@@ -24,7 +23,7 @@ impl Subscription {
     pub async fn open(settings: &PostgresSettings, channel: &str) -> Result<Self, sqlx::Error> {
         let pool = PgPoolOptions::new()
             .max_connections(1)
-            .acquire_timeout(settings.patience)
+            .acquire_timeout(settings.timeout)
             .connect_lazy_with(settings.options.clone());
         let listening = async {
             let mut listener = PgListener::connect_with(&pool).await?;
@@ -55,5 +54,5 @@ impl Subscription {
 }
 
 async fn close(pool: &PgPool) {
-    let _ = timeout(Duration::from_millis(200), pool.close()).await;
+    let _ = timeout(CLOSE, pool.close()).await;
 }

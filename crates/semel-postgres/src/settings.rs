@@ -69,7 +69,7 @@ pub struct PostgresBuilder<T> {
     pooling: Pooling,
     async_commit: AsyncCommit,
     connections: u32,
-    patience: Duration,
+    timeout: Duration,
     opens: PhantomData<fn() -> T>,
 }
 
@@ -82,7 +82,7 @@ impl<T: Opens> PostgresBuilder<T> {
             pooling: Pooling::default(),
             async_commit: AsyncCommit::default(),
             connections: T::PROFILE.connections,
-            patience: Duration::from_secs(5),
+            timeout: Duration::from_secs(5),
             opens: PhantomData,
         }
     }
@@ -120,8 +120,8 @@ impl<T: Opens> PostgresBuilder<T> {
 
     /// How long a call may wait for the server, reconnecting included, before it fails; default 5 s.
     #[must_use]
-    pub fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience.max(Duration::from_millis(10));
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout.max(Duration::from_millis(10));
         self
     }
 
@@ -151,7 +151,7 @@ impl<T> fmt::Debug for PostgresBuilder<T> {
             .field("pooling", &self.pooling)
             .field("async_commit", &self.async_commit)
             .field("connections", &self.connections)
-            .field("patience", &self.patience)
+            .field("timeout", &self.timeout)
             .finish_non_exhaustive()
     }
 }
@@ -174,7 +174,7 @@ pub struct PostgresSettings {
     /// The number of pooled connections.
     pub connections: u32,
     /// How long a call may wait for the server.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Begins a transaction with the settings that a pooler's session cannot hold.
     pub begin: String,
     pub(crate) profile: Profile,
@@ -184,7 +184,7 @@ pub struct PostgresSettings {
 
 impl PostgresSettings {
     fn new<T: Opens>(builder: PostgresBuilder<T>) -> Result<Self, PostgresError> {
-        let PostgresBuilder { url, schema, pooling, async_commit, connections, patience, .. } = builder;
+        let PostgresBuilder { url, schema, pooling, async_commit, connections, timeout, .. } = builder;
         let profile = T::PROFILE;
         if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
             return Err(PostgresError::setup(format!(
@@ -206,7 +206,7 @@ impl PostgresSettings {
             options.get_port(),
             options.get_database().unwrap_or(options.get_username())
         );
-        let session = session(&profile, &schema, patience);
+        let session = session(&profile, &schema, timeout);
         let options = options.disable_statement_logging();
         let options = if options.get_application_name().is_none() {
             options.application_name(profile.application_name)
@@ -230,7 +230,7 @@ impl PostgresSettings {
             pooling,
             async_commit,
             connections,
-            patience,
+            timeout,
             begin,
             profile,
             timeline: Mutex::default(),
@@ -238,12 +238,12 @@ impl PostgresSettings {
     }
 }
 
-fn session(profile: &Profile, schema: &SchemaName, patience: Duration) -> Vec<(&'static str, String)> {
+fn session(profile: &Profile, schema: &SchemaName, timeout: Duration) -> Vec<(&'static str, String)> {
     let milliseconds = |length: Duration| length.as_millis().to_string();
     let common = [
-        ("statement_timeout", milliseconds(patience * 2)),
-        ("lock_timeout", milliseconds(patience.min(profile.lock_wait))),
-        ("idle_in_transaction_session_timeout", milliseconds(patience * 4)),
+        ("statement_timeout", milliseconds(timeout * 2)),
+        ("lock_timeout", milliseconds(timeout.min(profile.lock_wait))),
+        ("idle_in_transaction_session_timeout", milliseconds(timeout * 4)),
         ("default_transaction_isolation", "read committed".to_owned()),
     ];
     let own = profile.session.iter().map(|(name, value)| (*name, value.replace("{name}", schema.name())));

@@ -69,8 +69,8 @@ impl StorePlace {
             Self::Tiered { postgres, redis, prefix } => {
                 let redis = RedisStore::builder(redis).prefix(prefix);
                 // A generous timeout for a busy machine: this does not measure speed.
-                let postgres = PostgresStore::builder(postgres).patience(Duration::from_secs(20));
-                let tiered = TieredStore::builder(postgres, redis).redis_patience(Duration::from_secs(5));
+                let postgres = PostgresStore::builder(postgres).timeout(Duration::from_secs(20));
+                let tiered = TieredStore::builder(postgres, redis).redis_timeout(Duration::from_secs(5));
                 Arc::new(tiered.open().await?)
             }
             Self::Sealed { key, over } => {

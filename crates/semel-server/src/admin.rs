@@ -1,24 +1,28 @@
-//! The admin side: health, metrics, keys, the claims API for workers in other languages, events and their deliveries.
+//! The admin side: health, metrics, keys, the claims API for workers in other languages, events and their deliveries. The console
+//! is beside it, at the same address.
 
 mod access;
-mod answer;
+pub(crate) mod answer;
 mod api;
-mod audit;
+pub(crate) mod audit;
 mod claims;
 pub(crate) mod dead_letters;
-mod deliveries;
+pub(crate) mod deliveries;
+mod doubt;
 pub(crate) mod events;
 mod health;
 pub(crate) mod keys;
-mod listing;
+pub(crate) mod listing;
 pub(crate) mod records;
 pub(crate) mod replays;
 pub(crate) mod runs;
 mod schema;
 mod status;
-mod story;
+pub(crate) mod story;
+pub(crate) mod targets;
 mod throttle;
 
+use std::net::IpAddr;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -32,39 +36,46 @@ use semel::Engine;
 use semel::secret::Secret;
 use semel_http::edge::{DisconnectPolicy, EdgeLimits, EdgeOptions, Peer, Tls};
 use serde_json::Value;
+use tracing::Instrument as _;
 
-pub(crate) use self::access::Access;
-use self::access::{Caller, LoginError, Right};
-use self::answer::{Answer, Refusal};
+use self::access::LoginError;
+pub(crate) use self::access::{Access, Caller, Right};
+use self::answer::Answer;
+pub(crate) use self::answer::Refusal;
 use self::api::{Api, Needs, Text};
 use self::claims::Claims;
 use self::health::Health;
+pub(crate) use self::status::FULL_STORE;
 use self::throttle::{Failed, LoginThrottle};
-use crate::gateway::{Gateway, Requests};
+use crate::console::{self, Console};
+use crate::gateway::{Gateway, Requests, is_request_id, new_request_id};
 use crate::pipeline::Pipeline;
 use crate::telemetry::metrics::Metrics;
 
 /// The OpenAPI document.
 static OPENAPI: LazyLock<Value> = LazyLock::new(|| api().finish().1);
 
-/// How much of a refused request is taken all the same.
+/// How much of a refused request is read, so that its client can finish sending.
 const UNREAD: usize = 64 << 10;
 
 /// What the handlers share.
 pub(crate) struct Admin {
-    engine: Engine,
-    metrics: Arc<Metrics>,
-    health: Health,
+    pub(crate) engine: Engine,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) health: Health,
     claims: Claims,
     secret: Arc<Secret>,
     /// None where there is no ledger.
-    pipeline: Option<Arc<Pipeline>>,
+    pub(crate) pipeline: Option<Arc<Pipeline>>,
     requests: Arc<Requests>,
     /// None where this server has none.
-    gateway: Option<Arc<Gateway>>,
+    pub(crate) gateway: Option<Arc<Gateway>>,
+    /// The pages for people.
+    pub(crate) console: Console,
     /// Replaced when the configuration is reloaded.
     access: RwLock<Arc<Access>>,
     logins: LoginThrottle,
+    doubt: doubt::DoubtCounter,
 }
 
 /// What the admin side is built from.
@@ -83,6 +94,7 @@ pub(crate) struct Parts {
     pub(crate) max_outcome: usize,
     /// A namespace that is not for claims: the gateway's.
     pub(crate) reserved: Option<String>,
+    pub(crate) console: Console,
 }
 
 impl Admin {
@@ -98,26 +110,34 @@ impl Admin {
             waiters,
             max_outcome,
             reserved,
+            console,
         } = parts;
         Arc::new(Self {
             health: Health::new(engine.clone(), Arc::clone(&metrics)),
             claims: Claims::new(&engine, &secret, waiters, max_outcome, reserved),
             access: RwLock::new(Arc::new(access)),
             logins: LoginThrottle::default(),
+            doubt: doubt::DoubtCounter::default(),
             engine,
             metrics,
             secret,
             pipeline,
             requests,
             gateway,
+            console,
         })
+    }
+
+    /// The rules of access that are in force.
+    pub(crate) fn access(&self) -> Arc<Access> {
+        Arc::clone(&self.access.read())
     }
 
     /// The pipeline.
     ///
     /// # Errors
     /// 501 where there is no ledger, naming the setting.
-    fn pipeline(&self) -> Result<&Arc<Pipeline>, Refusal> {
+    pub(crate) fn pipeline(&self) -> Result<&Arc<Pipeline>, Refusal> {
         self.pipeline.as_ref().ok_or_else(|| {
             let detail = "this server keeps no events: its store is in memory or on Redis; set `url` in [ledger] to \
                           embedded:PATH or postgres://…";
@@ -128,8 +148,26 @@ impl Admin {
     /// Who asks. An address that sent many wrong tokens is slowed down. A correct token is always answered: it is too long to be
     /// guessed, and others behind the same address must not lock its owner out.
     fn log_in(&self, access: &Access, request: &Request) -> Result<Caller, Refusal> {
-        let login = access.authenticate(request.headers());
         let address = request.extensions().get::<Peer>().map(|peer| peer.address.ip());
+        self.check_login(access.authenticate(request.headers()), address)
+    }
+
+    /// Logs in with a token that somebody typed. Answers its hash too, which names it in a session.
+    pub(crate) fn log_in_with(
+        &self,
+        token: &str,
+        address: Option<IpAddr>,
+    ) -> Result<(Caller, blake3::Hash), Refusal> {
+        let caller =
+            self.check_login(self.access().find(Some(token).filter(|token| !token.is_empty())), address)?;
+        Ok((caller, blake3::hash(token.as_bytes())))
+    }
+
+    fn check_login(
+        &self,
+        login: Result<Caller, LoginError>,
+        address: Option<IpAddr>,
+    ) -> Result<Caller, Refusal> {
         if matches!(login, Err(LoginError::Unknown(_)))
             && let Some(wait) = address.and_then(|address| self.logins.wait(address))
         {
@@ -160,9 +198,19 @@ impl Admin {
         Ok(login?)
     }
 
+    /// Waits until completions that were answered early are stored. Close the listener first.
+    pub(crate) async fn drain(&self) {
+        self.claims.drain().await;
+    }
+
     /// Puts other tokens in force.
     pub(crate) fn replace_access(&self, access: Access) {
         *self.access.write() = Arc::new(access);
+    }
+
+    /// Counts the keys in doubt, for the metric.
+    pub(crate) async fn count_in_doubt(&self) {
+        self.doubt.refresh(&self.engine, &self.metrics).await;
     }
 
     /// Looks at the store and counts the keys in doubt now and then, for as long as the server runs.
@@ -173,14 +221,15 @@ impl Admin {
             ticks.tick().await;
             // Kept by itself, for the metric.
             let _ = self.health.probe().await;
-            match keys::count_in_doubt(&self.engine).await {
-                Ok(count) => self.metrics.in_doubt(count),
-                Err(error) => tracing::debug!(target: "semel", %error, "cannot count keys in doubt"),
-            }
+            self.count_in_doubt().await;
             if let Some(pipeline) = &self.pipeline {
-                match pipeline.ledger.totals().await {
+                match pipeline.totals().await {
                     Ok(totals) => self.metrics.deliveries().counted(totals),
                     Err(error) => tracing::debug!(target: "semel", %error, "cannot count deliveries"),
+                }
+                match pipeline.ledger.paused_targets().await {
+                    Ok(pauses) => self.metrics.deliveries().set_pauses(pauses),
+                    Err(error) => tracing::debug!(target: "semel", %error, "cannot list paused targets"),
                 }
                 pipeline.intake.count().await;
             }
@@ -198,6 +247,7 @@ impl Admin {
             .method_not_allowed_fallback(async || Refusal::method_not_allowed())
             .layer(body_limit)
             .layer(middleware::from_fn_with_state(Arc::clone(self), admit))
+            .merge(console::router(self))
             .with_state(Arc::clone(self))
     }
 }
@@ -221,6 +271,9 @@ async fn admit(State(admin): State<Arc<Admin>>, mut request: Request, next: Next
     let since = tokio::time::Instant::now();
     let access = Arc::clone(&admin.access.read());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let given = request.headers().get("x-request-id").filter(|id| is_request_id(id.as_bytes()));
+    let request_id = given.and_then(|id| id.to_str().ok()).map_or_else(new_request_id, str::to_owned);
+    let span = tracing::info_span!(target: "semel", "request", request_id);
     let mut user = String::new();
     let admitted = access.admit(&request).and_then(|()| match Right::needed(&method, &path) {
         None => Ok(None),
@@ -235,7 +288,7 @@ async fn admit(State(admin): State<Arc<Admin>>, mut request: Request, next: Next
             if let Some(caller) = caller {
                 request.extensions_mut().insert(caller);
             }
-            next.run(request).await
+            next.run(request).instrument(span.clone()).await
         }
         Err(refusal) => {
             if request.version() == Version::HTTP_2 {
@@ -253,11 +306,16 @@ async fn admit(State(admin): State<Arc<Admin>>, mut request: Request, next: Next
     let latency_ms = since.elapsed().as_secs_f64() * 1e3;
     // Paths hold ids and claim ids only; those are no secrets, but a claim id lets its holder finish a claim.
     let operation = if path.starts_with("/v1/claims/") { "/v1/claims/{claim_id}" } else { path.as_str() };
-    if method == Method::GET {
-        tracing::debug!(target: "semel::admin", %method, operation, user, http_status = status, latency_ms);
-    } else {
-        tracing::info!(target: "semel::admin", %method, operation, user, http_status = status, latency_ms);
-    }
+    // Claims are as frequent as requests of a gateway. A store that is unavailable logs that itself, once.
+    let is_claim = path.starts_with("/v1/claims");
+    let is_quiet = method == Method::GET || is_claim || status == StatusCode::SERVICE_UNAVAILABLE.as_u16();
+    span.in_scope(|| {
+        if is_quiet {
+            tracing::debug!(target: "semel::admin", %method, operation, user, http_status = status, latency_ms);
+        } else {
+            tracing::info!(target: "semel::admin", %method, operation, user, http_status = status, latency_ms);
+        }
+    });
     response
 }
 
@@ -276,11 +334,13 @@ fn api() -> Api {
     runs::routes(&mut api);
     story::routes(&mut api);
     status::routes(&mut api);
+    targets::routes(&mut api);
     api
 }
 
 async fn metrics(State(admin): State<Arc<Admin>>) -> Text {
-    let text = admin.metrics.render(&admin.engine, admin.pipeline.as_deref());
+    let consoles = admin.console.streams.count();
+    let text = admin.metrics.render(&admin.engine, admin.pipeline.as_deref(), consoles);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 

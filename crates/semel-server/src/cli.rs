@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use tokio::signal::unix::{SignalKind, signal};
 
+use crate::commands::bench::{self, BenchArgs};
 use crate::commands::check::{self, CheckArgs};
 use crate::commands::completions::{self, CompletionsArgs, ManArgs};
 use crate::commands::config::{self, ConfigCommand};
@@ -14,24 +16,44 @@ use crate::commands::dlq::{self, DlqCommand};
 use crate::commands::drill::{self, DrillArgs};
 use crate::commands::events::{self, EventsCommand};
 use crate::commands::health::{self, HealthArgs};
+use crate::commands::init::{self, InitArgs};
 use crate::commands::keys::{self, KeysCommand};
+use crate::commands::metrics::{self, MetricsCommand};
 use crate::commands::replay::{self, ReplayArgs};
 use crate::commands::runbook::{self, RunbookArgs};
 use crate::commands::runs::{self, RunsCommand};
+use crate::commands::screen::{ColorChoice, OutputClosed, choose_colours, with_causes};
 use crate::commands::serve;
 use crate::commands::status::{self, StatusArgs};
+use crate::commands::store::{self, StoreCommand};
+use crate::commands::targets::{self, TargetsArgs};
 use crate::config::Invalid;
+use crate::interrupted::Interrupted;
 use crate::misused::Misused;
 
 /// The server refused, could not be reached, or failed.
 const FAILED: u8 = 1;
 /// The command line or the config file is unusable. Nothing was started.
 const MISUSED: u8 = 2;
+/// Ctrl-C, as shells report it.
+const INTERRUPTED: u8 = 130;
+/// Nobody reads the output any more: SIGPIPE, as shells report it.
+const OUTPUT_CLOSED: u8 = 141;
 
 /// Makes effects happen once.
 #[derive(Debug, Parser)]
 #[command(name = "semel", version, max_term_width = 100)]
 pub(crate) struct Cli {
+    /// Colours in tables: on a terminal, unless NO_COLOR is set; always; never
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        value_name = "WHEN",
+        default_value = "auto",
+        hide_possible_values = true
+    )]
+    color: ColorChoice,
     #[command(subcommand)]
     command: CliCommand,
 }
@@ -40,6 +62,8 @@ pub(crate) struct Cli {
 enum CliCommand {
     /// Run the gateway and the admin API
     Serve(ServeArgs),
+    /// Write a small config file that starts
+    Init(InitArgs),
     /// Run a demo: a sample payments API behind the gateway, with traffic to watch
     Demo(DemoArgs),
     /// Inspect keys and settle those in doubt
@@ -54,8 +78,8 @@ enum CliCommand {
     Events(EventsCommand),
     /// Show the state of a server on one screen
     Status(StatusArgs),
-    /// List targets with their circuit breaker and backlog
-    Targets(StatusArgs),
+    /// List targets with their circuit breaker and backlog; pause and resume them
+    Targets(TargetsArgs),
     /// List and show deliveries
     #[command(subcommand)]
     Deliveries(DeliveriesCommand),
@@ -69,13 +93,21 @@ enum CliCommand {
     Runs(RunsCommand),
     /// Replay dead letters
     Replay(ReplayArgs),
+    /// Move records from one store to another
+    #[command(subcommand)]
+    Store(StoreCommand),
     /// Cause failures on purpose and verify that nothing is lost or done twice
     Drill(DrillArgs),
+    /// Measure the stores on this machine: operations per second, and bytes per key
+    Bench(BenchArgs),
     /// Check the config file, print an example, or print its JSON schema
     #[command(subcommand)]
     Config(ConfigCommand),
     /// Ask a running server whether it works; for probes of containers and supervisors
     Health(HealthArgs),
+    /// List the metrics of a server, or print alert rules and a dashboard for them
+    #[command(subcommand)]
+    Metrics(MetricsCommand),
     /// Print the completions of a shell
     Completions(CompletionsArgs),
     /// Print the manual page, or write one for every command
@@ -85,8 +117,10 @@ enum CliCommand {
 impl Cli {
     /// Runs the command.
     pub(crate) fn run(self) -> ExitCode {
+        choose_colours(self.color);
         let result = match self.command {
             CliCommand::Serve(args) => serve::run(&args),
+            CliCommand::Init(args) => init::run(&args),
             CliCommand::Demo(args) => demo::run(&args),
             // It has its own exit codes.
             CliCommand::Check(args) => return check::run(&args),
@@ -94,38 +128,63 @@ impl Cli {
             CliCommand::Runbook(args) => runbook::run(&args),
             CliCommand::Events(command) => block_on(events::run(command)),
             CliCommand::Status(args) => block_on(status::status(&args)),
-            CliCommand::Targets(args) => block_on(status::targets(&args)),
+            CliCommand::Targets(args) => block_on(targets::run(args)),
             CliCommand::Deliveries(command) => block_on(deliveries::run(command)),
             CliCommand::Audit(args) => block_on(deliveries::audit(args)),
             CliCommand::Dlq(command) => block_on(dlq::run(command)),
             CliCommand::Runs(command) => block_on(runs::run(command)),
             CliCommand::Replay(args) => block_on(replay::run(&args)),
+            CliCommand::Store(command) => block_on(store::run(command)),
             CliCommand::Drill(args) => drill::run(&args),
+            CliCommand::Bench(args) => bench::run(&args),
             CliCommand::Config(command) => config::run(&command),
             CliCommand::Health(args) => block_on(health::run(&args)),
+            CliCommand::Metrics(command) => metrics::run(&command),
             CliCommand::Completions(args) => {
                 completions::completions(&args);
                 Ok(())
             }
             CliCommand::Man(args) => completions::man(&args),
         };
-        match result {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) if error.is::<Invalid>() => {
-                eprintln!("{error}");
-                ExitCode::from(MISUSED)
-            }
-            Err(error) => {
-                // `{:#}` also prints the causes.
-                eprintln!("semel: {error:#}");
-                ExitCode::from(if error.is::<Misused>() { MISUSED } else { FAILED })
-            }
-        }
+        exit_code(result)
     }
 }
 
+/// Prints why a command failed, if it did. Returns its exit code.
+pub(crate) fn exit_code(result: anyhow::Result<()>) -> ExitCode {
+    result.map_or_else(|error| report(&error), |()| ExitCode::SUCCESS)
+}
+
+fn report(error: &anyhow::Error) -> ExitCode {
+    let interrupted = error.downcast_ref::<Interrupted>();
+    match interrupted {
+        Some(interrupted) if interrupted.is_silent() => {}
+        _ if error.is::<OutputClosed>() => return ExitCode::from(OUTPUT_CLOSED),
+        _ if error.is::<Invalid>() => eprintln!("{error}"),
+        _ => eprintln!("semel: {}", with_causes(error)),
+    }
+    ExitCode::from(match interrupted {
+        Some(_) => INTERRUPTED,
+        None if error.is::<Misused>() || error.is::<Invalid>() => MISUSED,
+        None => FAILED,
+    })
+}
+
+/// Runs a command that talks to a server, until it ends or Ctrl-C.
 fn block_on(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(command)
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let ended = runtime.block_on(async {
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        tokio::select! {
+            // The command first: it may say more about the interruption.
+            biased;
+            ended = command => ended,
+            _ = interrupt.recv() => Err(Interrupted::default().into()),
+        }
+    });
+    // A thread that reads standard input is not waited for.
+    runtime.shutdown_background();
+    ended
 }
 
 /// Flags override the config file.

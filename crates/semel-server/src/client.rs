@@ -7,13 +7,19 @@ mod trouble;
 use std::path::Path;
 use std::time::Duration;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use anyhow::{Context as _, bail};
 use semel_client::client::{ClientBuildError, Sent};
+use semel_client::retry::Repeat;
+use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
 
 pub(crate) use semel_client::client::{Request, Response};
 
 use self::trouble::ServerName;
 use crate::cli::Remote;
+use crate::interrupted::Interrupted;
 use crate::misused::Misused;
 
 const CONNECT: Duration = Duration::from_secs(5);
@@ -25,6 +31,16 @@ const MOST: usize = 64 << 20;
 pub(crate) struct AdminClient {
     inner: semel_client::client::Client,
     server: ServerName,
+    origin: AddressOrigin,
+}
+
+/// Where the address of the server comes from.
+#[derive(Debug)]
+enum AddressOrigin {
+    /// From a user, who may have named a gateway, and may press Ctrl-C.
+    User { is_checked: AtomicBool },
+    /// From this process or its configuration.
+    Known,
 }
 
 /// The kind of server, for error messages.
@@ -54,7 +70,8 @@ impl AdminClient {
             ca: remote.admin_ca.as_deref(),
             identity: remote.admin_cert.as_deref().zip(remote.admin_key.as_deref()),
         };
-        Self::build(&remote.admin, PeerKind::Server, remote.token.as_deref(), trust)
+        let client = Self::build(&remote.admin, PeerKind::Server, remote.token.as_deref(), trust)?;
+        Ok(Self { origin: AddressOrigin::User { is_checked: AtomicBool::new(false) }, ..client })
     }
 
     /// The server, for messages.
@@ -124,14 +141,45 @@ impl AdminClient {
                 other => other.into(),
             }
         })?;
-        Ok(Self { inner, server })
+        Ok(Self { inner, server, origin: AddressOrigin::Known })
     }
 
     /// Sends a request and reads the whole answer. Never sends it twice.
     ///
     /// # Errors
-    /// The server does not answer.
+    /// The server does not answer, or a user named a gateway or pressed Ctrl-C.
     pub(crate) async fn send(&self, request: &Request) -> anyhow::Result<Response> {
+        let AddressOrigin::User { is_checked } = &self.origin else { return self.send_once(request).await };
+        if !is_checked.swap(true, Ordering::Relaxed) {
+            self.refuse_gateway().await?;
+        }
+        if request.repeat() == Repeat::Safe {
+            return self.send_once(request).await;
+        }
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        tokio::select! {
+            answer = self.send_once(request) => answer,
+            _ = interrupt.recv() => {
+                Err(Interrupted::new("the server had not answered yet; it may still do what it was asked").into())
+            }
+        }
+    }
+
+    /// An error if the address is that of a gateway, which publishes its policy. Asked first: a gateway would send every other request,
+    /// with the token, to its upstream.
+    async fn refuse_gateway(&self) -> anyhow::Result<()> {
+        let policy = self.send_once(&Request::get("/.well-known/idempotency")).await?;
+        let body: Value = serde_json::from_slice(&policy.body).unwrap_or_default();
+        if policy.status.is_success() && body.get("profile").is_some() && body.get("supported").is_some() {
+            bail!(
+                "{} is a gateway, not an admin address; `semel serve` prints both, use --admin with the other one",
+                self.server
+            );
+        }
+        Ok(())
+    }
+
+    async fn send_once(&self, request: &Request) -> anyhow::Result<Response> {
         match self.inner.send_once(request).await {
             Sent::Answered(response) if response.truncated => {
                 bail!("the answer of {} is larger than {MOST} bytes", self.server)

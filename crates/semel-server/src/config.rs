@@ -6,6 +6,7 @@
 mod access;
 mod certificate;
 pub(crate) mod downstream;
+mod effective;
 mod gateway;
 mod intake;
 mod pipeline;
@@ -30,6 +31,7 @@ use semel::secret::Secret;
 use toml::de::DeTable;
 
 pub(crate) use self::access::{AdminListener, AdminToken, Role};
+pub(crate) use self::effective::{EffectiveConfig, EffectiveSetting};
 pub(crate) use self::gateway::GatewayConfig;
 pub(crate) use self::intake::{GateConfig, IntakeConfig};
 pub(crate) use self::pipeline::{LedgerPlace, PipelineConfig};
@@ -71,6 +73,8 @@ pub(crate) struct Config {
     pub(crate) log: LogConfig,
     /// How long requests in progress may take to finish after the server was told to stop.
     pub(crate) drain: Duration,
+    /// The settings as people see them.
+    pub(crate) effective: EffectiveConfig,
 }
 
 /// Logging.
@@ -135,8 +139,12 @@ impl Config {
         }
         // A file that is not TOML would only cause misleading errors below.
         let read = wrong.is_empty().then(|| Self::read(Table::root(&table, &problems), args, environment));
+        let effective = read.as_ref().map(|read| {
+            EffectiveConfig::new(file, table.get_ref(), args, downstream::runbook(&read.downstreams))
+        });
         problems.into_result()?;
-        Ok(read.expect("a file without problems was read"))
+        let read = read.expect("a file without problems was read");
+        Ok(Self { effective: effective.unwrap_or_default(), ..read })
     }
 
     /// The sockets of this config.
@@ -173,7 +181,21 @@ impl Config {
         let log = LogConfig::read(&mut root);
         let drain = root.get("drain", duration).unwrap_or(Duration::from_secs(30));
         root.done();
-        Self { secret, gateway, admin, tokens, records, sealing, downstreams, pipeline, intake, log, drain }
+        let effective = EffectiveConfig::default();
+        Self {
+            secret,
+            gateway,
+            admin,
+            tokens,
+            records,
+            sealing,
+            downstreams,
+            pipeline,
+            intake,
+            log,
+            drain,
+            effective,
+        }
     }
 }
 

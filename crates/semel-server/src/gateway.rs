@@ -25,8 +25,9 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use self::log::AccessLog;
-pub(crate) use self::requests::Requests;
+pub(crate) use self::requests::{AnsweredRequest, Requests};
 use self::story::{REQUEST_ID, RequestIds};
+pub(crate) use self::story::{is_request_id, new_request_id};
 use crate::config;
 use crate::telemetry::otlp::Exporter;
 
@@ -171,9 +172,9 @@ impl ReloadableParts {
 }
 
 impl ReloadableParts {
-    async fn answer(&self, request: Request<edge::RequestBody>) -> Response<Body> {
+    async fn answer(&self, request: Request<edge::RequestBody>, ids: &RequestIds) -> Response<Body> {
         let answered = self.guard.handle(self.proxy.clone(), request).await;
-        answered.unwrap_or_else(|error| failed(&self.guard, &error))
+        answered.unwrap_or_else(|error| failed(&self.guard, ids, &error))
     }
 
     /// A refreshed JWT is another principal, so a retry with it is another effect. Logs a warning once.
@@ -219,7 +220,7 @@ impl Service<Request<edge::RequestBody>> for Front {
         // A read makes no claim: without a collector its id is for the logs of others only.
         if request.method().is_safe() && exporter.is_none() {
             return Box::pin(async move {
-                let mut answer = live.answer(request).await;
+                let mut answer = live.answer(request, &ids).await;
                 ids.name(answer.headers_mut());
                 Ok(answer)
             });
@@ -231,12 +232,13 @@ impl Service<Request<edge::RequestBody>> for Front {
                 let pattern = live.guard.policy(request.method(), request.uri().path()).pattern().to_string();
                 format!("{} {}", request.method(), pattern.rsplit(' ').next().unwrap_or_default())
             });
-            let mut answer = live.answer(request).await;
+            let mut answer = live.answer(request, &ids).await;
             let own = ids.name(answer.headers_mut());
             if let Some(KeyUsed(key)) = answer.extensions().get() {
-                requests.note(ids.request_id().as_bytes(), *key);
+                let (outcome, status) = (story::outcome(&answer), answer.status().as_u16());
+                requests.note(ids.request_id().as_bytes(), *key, outcome, status);
                 // The client reads this one.
-                own.iter().for_each(|own| requests.note(own.as_bytes(), *key));
+                own.iter().for_each(|own| requests.note_alias(own.as_bytes(), *key));
             }
             ids.end(name.unwrap_or_default(), &answer);
             Ok(answer)
@@ -257,10 +259,11 @@ impl Shortcut for Front {
         let given = request.value(REQUEST_ID.as_str()).filter(|id| story::is_request_id(id));
         let made = if given.is_none() { story::new_request_id() } else { String::new() };
         let id = given.unwrap_or(made.as_bytes());
-        self.requests.note(id, key);
+        let status = story::status_of(&answer[start..]);
+        self.requests.note(id, key, "replayed", status);
         match story::request_id_of(&answer[start..]) {
             // The upstream's own, stored with its answer: the client reads this one.
-            Some(own) => self.requests.note(own, key),
+            Some(own) => self.requests.note_alias(own, key),
             None => story::put_request_id(answer, start, id),
         }
         Taken::Yes
@@ -274,7 +277,7 @@ impl std::fmt::Debug for Front {
 }
 
 /// The answer for an unguarded request that failed.
-fn failed(guard: &Guard, error: &CallError) -> Response<Body> {
+fn failed(guard: &Guard, ids: &RequestIds, error: &CallError) -> Response<Body> {
     let (situation, detail) = match error.fate() {
         CallFate::Undelivered => {
             (Situation::UpstreamUnreachable, "the request was not delivered and had no effect")
@@ -283,7 +286,8 @@ fn failed(guard: &Guard, error: &CallError) -> Response<Body> {
             (Situation::UpstreamUnknown, "the request was sent, and may or may not have taken effect")
         }
     };
-    tracing::warn!(target: "semel", %error, outcome = situation.code(), "upstream did not answer");
+    let (outcome, request_id) = (situation.code(), ids.request_id());
+    tracing::warn!(target: "semel", %error, outcome, request_id, "upstream did not answer");
     let mut answer = guard.profile().answer(&Problem::new(situation, detail));
     *answer.status_mut() = error.status();
     answer

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use semel::Engine;
 use semel::secret::Secret;
-use semel::store::{self, ErrorKind, RedisClient, RedisStore};
+use semel::store::{self, ErrorKind, RedisClient, RedisContent, RedisStore};
 use semel_pipeline::ledger::Ledger;
 use semel_pipeline::replayer::Replayer;
 use semel_pipeline::source::{Pump, RedisStream, SourceCounters};
@@ -204,8 +204,11 @@ async fn burst(
     opened: &OnceLock<Arc<RedisStore>>,
 ) -> anyhow::Result<Option<Burst>> {
     let Some(url) = &gate.buffer else { return Ok(None) };
-    let mut client = RedisClient::builder(url.clone()).require_replicas(gate.require_replicas);
+    let mut client =
+        RedisClient::builder(url.clone()).require_replicas(gate.require_replicas).used_for("buffer");
     let mut store = RedisStore::builder(url)
+        .used_for("buffer")
+        .content(RedisContent::BufferedRuns)
         .prefix(&format!("{}:claims", gate.prefix))
         .require_replicas(gate.require_replicas);
     if let Some(pem) = &gate.ca {
@@ -214,9 +217,6 @@ async fn burst(
     }
     let client = client.build().context("the buffer of [gate]")?;
     let store = store.connect().await.context("the buffer of [gate]")?;
-    for warning in store.warnings() {
-        tracing::warn!(target: "semel", "the buffer of [gate]: {warning}");
-    }
     let store = Arc::new(store);
     // Set once: it is opened again only if the first attempt failed.
     let _ = opened.set(Arc::clone(&store));

@@ -54,7 +54,7 @@ pub(crate) async fn open(
     embedded: Option<Arc<EmbeddedStore>>,
 ) -> anyhow::Result<Option<OpenLedger>> {
     let Some(place) = &config.pipeline.ledger else { return Ok(None) };
-    let patience = config.records.timeout.unwrap_or(Duration::from_secs(5));
+    let timeout = config.records.timeout.unwrap_or(Duration::from_secs(5));
     let ledger = match (place, &config.records.place, embedded) {
         (LedgerPlace::Store, _, Some(store)) => OpenLedger::Embedded(Arc::new(
             EmbeddedLedger::open(store).await.context("the ledger in the embedded store")?,
@@ -64,7 +64,7 @@ pub(crate) async fn open(
                 .schema(schema.clone())
                 .pooling(*pooling)
                 .async_commit(*async_commit)
-                .patience(patience);
+                .timeout(timeout);
             OpenLedger::Postgres(Arc::new(
                 builder.open().await.context("the ledger in the PostgreSQL store")?,
             ))
@@ -88,7 +88,7 @@ pub(crate) async fn open(
             ))
         }
         (LedgerPlace::Postgres { url, schema }, ..) => {
-            let builder = PostgresLedger::builder(url).schema(schema.clone()).patience(patience);
+            let builder = PostgresLedger::builder(url).schema(schema.clone()).timeout(timeout);
             OpenLedger::Postgres(Arc::new(builder.open().await.context("the PostgreSQL ledger")?))
         }
     };

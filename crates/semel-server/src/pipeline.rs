@@ -10,9 +10,10 @@ use anyhow::Context as _;
 use parking_lot::Mutex;
 use semel::secret::Secret;
 use semel_client::retry::Destinations;
-use semel_pipeline::ledger::{Ledger, Working};
+use semel_pipeline::ledger::{self, Ledger, Totals, Working};
 use semel_pipeline::target::TargetRegistry;
 use semel_pipeline::worker::{Stopped, Worker, WorkerSettings};
+use tokio::time::Instant;
 
 pub(crate) use self::observer::AttemptObservers;
 pub(crate) use self::waiters::RunWaiters;
@@ -22,6 +23,16 @@ use crate::ledgers::OpenLedger;
 
 /// How often old rows are removed, and how many at a time.
 const SWEEP: (Duration, u32) = (Duration::from_secs(60), 10_000);
+
+/// A count that takes less is made again for every caller.
+const QUICK_COUNT: Duration = Duration::from_millis(250);
+
+/// A count of the ledger.
+struct Counted {
+    totals: Arc<Totals>,
+    at: Instant,
+    took: Duration,
+}
 
 /// The pipeline of a server.
 pub(crate) struct Pipeline {
@@ -34,6 +45,9 @@ pub(crate) struct Pipeline {
     /// Maximum size of a payload.
     pub(crate) max_payload: usize,
     retention: Duration,
+    audit_retention: Duration,
+    /// The last count of the ledger.
+    counted: tokio::sync::Mutex<Option<Counted>>,
     /// The sources of new events.
     pub(crate) intake: RunningIntake,
     /// Callers that wait for a run to end.
@@ -67,7 +81,8 @@ impl Pipeline {
                 target: "semel",
                 events = %registered.events,
                 "target" = &**name,
-                max_attempts = registered.policy.retry.max_attempts(),
+                max_attempts = registered.policy.max_attempts(None),
+                rounds = registered.policy.rounds(None),
                 "delivering events"
             );
         }
@@ -81,6 +96,8 @@ impl Pipeline {
             secret,
             max_payload: settings.max_payload,
             retention: settings.retention,
+            audit_retention: settings.audit_retention,
+            counted: tokio::sync::Mutex::new(None),
             worker: Mutex::new(Some(worker)),
         }))
     }
@@ -92,9 +109,28 @@ impl Pipeline {
     pub(crate) fn replace(&self, settings: &config::PipelineConfig) -> anyhow::Result<()> {
         self.registry.replace(targets(&settings.targets, &self.destinations)?);
         if let Some(worker) = &*self.worker.lock() {
-            worker.stir();
+            worker.wake();
         }
         Ok(())
+    }
+
+    /// Numbers of the ledger. Counting reads every delivery that has not ended: where that takes long, an earlier count is given, so
+    /// that no number of callers counts for more than a twentieth of the time.
+    ///
+    /// # Errors
+    /// The ledger failed.
+    pub(crate) async fn totals(&self) -> Result<Arc<Totals>, ledger::Error> {
+        let mut counted = self.counted.lock().await;
+        if let Some(Counted { totals, at, took }) = &*counted
+            && *took > QUICK_COUNT
+            && at.elapsed() < *took * 20
+        {
+            return Ok(Arc::clone(totals));
+        }
+        let since = Instant::now();
+        let totals = Arc::new(self.ledger.totals().await?);
+        *counted = Some(Counted { totals: Arc::clone(&totals), at: Instant::now(), took: since.elapsed() });
+        Ok(totals)
     }
 
     /// Number of deliveries in progress.
@@ -124,10 +160,17 @@ impl Pipeline {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            match self.ledger.sweep(self.retention, limit).await {
+            let swept = async {
+                let audited = self.ledger.sweep_audit(self.audit_retention, limit).await?;
+                Ok::<u64, ledger::Error>(self.ledger.sweep(self.retention, limit).await? + audited)
+            };
+            match swept.await {
                 Ok(0) => {}
                 Ok(swept) => {
                     tracing::debug!(target: "semel", swept, "removed old rows of the ledger");
+                }
+                Err(error) if error.is_logged() => {
+                    tracing::debug!(target: "semel", %error, "cannot remove old rows of the ledger");
                 }
                 Err(error) => tracing::warn!(target: "semel", %error, "cannot remove old rows of the ledger"),
             }

@@ -19,6 +19,7 @@ use tokio::task::JoinHandle;
 use crate::admin::{self, Access, Admin, Parts};
 use crate::cli::ServeArgs;
 use crate::config::{Config, PROCESS, Sealing, Sockets, downstream, transport};
+use crate::console::{self, Console};
 use crate::descriptors::{self, DescriptorBudget};
 use crate::gateway::{Gateway, Requests};
 use crate::ledgers;
@@ -91,7 +92,8 @@ impl Server {
         for warning in transport::warnings(&config) {
             tracing::warn!(target: "semel", "{warning}");
         }
-        let OpenStore { store, redis, embedded, limited, warnings } = store::open(&config.records).await?;
+        let OpenStore { store, redis, embedded, limited, warnings, .. } =
+            store::open(&config.records).await?;
         for warning in &warnings {
             tracing::warn!(target: "semel", "{warning}");
         }
@@ -175,6 +177,7 @@ impl Server {
             waiters: records.waiters.in_all,
             max_outcome: records.max_outcome,
             reserved: config.gateway.as_ref().map(|gateway| gateway.namespace.clone()),
+            console: Console::new(std::mem::take(&mut config.effective), config.admin.tls.is_some()),
         });
         for warning in config.admin.warnings() {
             tracing::warn!(target: "semel", "{warning}");
@@ -206,6 +209,7 @@ impl Server {
         listeners.push(tokio::spawn(listen(serving)));
         // Ends with the runtime.
         drop(tokio::spawn(Arc::clone(&admin).watch_store(LOOK_EVERY)));
+        drop(tokio::spawn(console::live::run(Arc::clone(&admin))));
         if let Some(pipeline) = &pipeline {
             drop(tokio::spawn(Arc::clone(pipeline).sweep()));
         }
@@ -284,6 +288,7 @@ impl Server {
     fn replace(&self, mut config: Config) -> anyhow::Result<()> {
         let needs_restart = config.fixed() != self.fixed;
         self.budget.apply(&mut config);
+        let effective = std::mem::take(&mut config.effective);
         let config = &config;
         // The old sockets stay open, so rules that were validated for another address would not protect them.
         self.sockets.check_same(&config.sockets())?;
@@ -305,6 +310,7 @@ impl Server {
             tracing::info!(target: "semel", key = sealing.ring.current_id(), "encrypting outcomes with this key");
         }
         self.admin.replace_access(access);
+        *self.admin.console.config.write() = Arc::new(effective);
         for warning in config.admin.warnings() {
             tracing::warn!(target: "semel", "{warning}");
         }
@@ -329,13 +335,14 @@ impl Server {
 
     /// Closes the listeners and waits until requests in progress have ended and are stored, for at most `limit`.
     pub(crate) async fn stop(self, limit: Duration) {
-        let Self { engine, closing, listeners, exporter, pipeline, .. } = self;
+        let Self { engine, admin, closing, listeners, exporter, pipeline, .. } = self;
         // Sending fails only without receivers.
         let _ = closing.send(true);
         let served = async {
             for listener in listeners {
                 let _ = listener.await;
             }
+            admin.drain().await;
             engine.drain().await;
         };
         let delivered = async {
@@ -347,7 +354,8 @@ impl Server {
         let drained = async { tokio::join!(served, delivered) };
         if tokio::time::timeout(limit, drained).await.is_err() {
             let left = engine.in_flight();
-            tracing::warn!(target: "semel", left, "drain timeout of {limit:?} exceeded; remaining requests may end in doubt");
+            let timeout_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+            tracing::warn!(target: "semel", left, timeout_ms, "drain timeout: remaining requests may end in doubt");
         }
         if let Some(exporter) = exporter {
             exporter.flush().await;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use semel::store::transfer::TransferStore;
 use semel::store::{
     EmbeddedStore, LimitedStore, MemoryStore, OnStoreLoss, PostgresStore, RedisStore, Store, StoreLimits,
     TieredStore,
@@ -14,6 +15,8 @@ use crate::config::{Coordinate, Loss, Records, StoreUrl};
 /// An open store, and warnings about it.
 pub(crate) struct OpenStore {
     pub(crate) store: Arc<dyn Store>,
+    /// The same store, if its records can be copied.
+    transfer: Option<Arc<dyn TransferStore>>,
     /// Set for Redis: it detects a loss of data.
     pub(crate) redis: Option<Arc<RedisStore>>,
     /// Set for embedded stores: the ledger can be in the same file.
@@ -22,6 +25,13 @@ pub(crate) struct OpenStore {
     pub(crate) limited: Option<Arc<LimitedStore>>,
     /// Warnings about settings that weaken a promise.
     pub(crate) warnings: Vec<String>,
+}
+
+impl OpenStore {
+    fn of(store: Arc<impl TransferStore>, warnings: Vec<String>) -> Self {
+        let transfer = Arc::clone(&store) as Arc<dyn TransferStore>;
+        Self { store, transfer: Some(transfer), redis: None, embedded: None, limited: None, warnings }
+    }
 }
 
 /// Opens it.
@@ -55,19 +65,24 @@ pub(crate) async fn measure(limited: Arc<LimitedStore>, place: StoreUrl) {
     }
 }
 
+/// Opens the store itself, for a copy: without limits, encryption or Redis in front of it.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) async fn open_for_transfer(records: &Records) -> anyhow::Result<Arc<dyn TransferStore>> {
+    let mut records = records.clone();
+    if let StoreUrl::Postgres { coordinate, .. } = &mut records.place {
+        *coordinate = None;
+    }
+    open_unlimited(&records).await?.transfer.context("this store cannot be copied")
+}
+
 async fn open_unlimited(records: &Records) -> anyhow::Result<OpenStore> {
-    let plain = |store: Arc<dyn Store>, warnings| OpenStore {
-        store,
-        redis: None,
-        embedded: None,
-        limited: None,
-        warnings,
-    };
     match &records.place {
         StoreUrl::Memory => {
             let warning = "the store is in memory: all keys are forgotten when this process ends, and a retry \
                            after that runs its effect again";
-            Ok(plain(Arc::new(MemoryStore::new()), vec![warning.to_owned()]))
+            Ok(OpenStore::of(Arc::new(MemoryStore::new()), vec![warning.to_owned()]))
         }
         StoreUrl::Embedded { folder, on_corruption } => {
             let builder = EmbeddedStore::builder(folder).on_corruption(*on_corruption);
@@ -75,7 +90,7 @@ async fn open_unlimited(records: &Records) -> anyhow::Result<OpenStore> {
             let store = tokio::task::spawn_blocking(move || builder.open()).await?;
             let store = store.with_context(|| format!("the store embedded:{}", folder.display()))?;
             let store = Arc::new(store);
-            Ok(OpenStore { embedded: Some(Arc::clone(&store)), ..plain(store, Vec::new()) })
+            Ok(OpenStore { embedded: Some(Arc::clone(&store)), ..OpenStore::of(store, Vec::new()) })
         }
         StoreUrl::Redis { url, prefix, ca, require_replicas, on_store_loss, retention } => {
             let loss = match on_store_loss {
@@ -94,7 +109,7 @@ async fn open_unlimited(records: &Records) -> anyhow::Result<OpenStore> {
             }
             let store = Arc::new(builder.connect().await.context("the Redis store")?);
             let warnings = store.warnings();
-            Ok(OpenStore { redis: Some(Arc::clone(&store)), ..plain(store, warnings) })
+            Ok(OpenStore { redis: Some(Arc::clone(&store)), ..OpenStore::of(store, warnings) })
         }
         StoreUrl::Postgres { url, schema, pooling, async_commit, connections, coordinate } => {
             let postgres = PostgresStore::builder(url)
@@ -102,19 +117,30 @@ async fn open_unlimited(records: &Records) -> anyhow::Result<OpenStore> {
                 .pooling(*pooling)
                 .async_commit(*async_commit)
                 .connections(*connections)
-                .patience(records.timeout.unwrap_or(Duration::from_secs(5)));
-            let store: Arc<dyn Store> = match coordinate {
-                None => Arc::new(postgres.open().await.context("the PostgreSQL store")?),
+                .timeout(records.timeout.unwrap_or(Duration::from_secs(5)));
+            let mut opened = match coordinate {
+                None => {
+                    let store = postgres.open().await.context("the PostgreSQL store")?;
+                    OpenStore::of(Arc::new(store), Vec::new())
+                }
                 Some(Coordinate { url, prefix, ca }) => {
                     let mut redis = RedisStore::builder(url).prefix(prefix);
                     if let Some(ca) = ca {
                         redis = redis.root_certificate(ca.clone());
                     }
                     let tiered = TieredStore::builder(postgres, redis).open().await;
-                    Arc::new(tiered.context("the PostgreSQL store with Redis in front of it")?)
+                    let tiered = tiered.context("the PostgreSQL store with Redis in front of it")?;
+                    OpenStore {
+                        store: Arc::new(tiered),
+                        transfer: None,
+                        redis: None,
+                        embedded: None,
+                        limited: None,
+                        warnings: Vec::new(),
+                    }
                 }
             };
-            let mut warnings = Vec::new();
+            let warnings = &mut opened.warnings;
             if *async_commit == semel::store::AsyncCommit::Accept {
                 warnings.push(
                     "async_commit = \"accept\": a crash of the PostgreSQL server may lose claims that were \
@@ -127,7 +153,7 @@ async fn open_unlimited(records: &Records) -> anyhow::Result<OpenStore> {
                     "pooling = \"transaction\": waiters poll once a second instead of being woken".to_owned(),
                 );
             }
-            Ok(plain(store, warnings))
+            Ok(opened)
         }
     }
 }

@@ -2,4 +2,5 @@
 
 pub(crate) mod logs;
 pub(crate) mod metrics;
+pub(crate) mod monitoring;
 pub(crate) mod otlp;

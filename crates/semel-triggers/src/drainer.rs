@@ -3,7 +3,6 @@
 //! It takes the tenant that has waited longest, leases some of its runs, and moves them with
 //! `transfer`.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,6 +48,8 @@ pub struct Drainer {
     pace: DrainPace,
     counters: Arc<DrainCounters>,
     failures: usize,
+    /// True if the failure was logged, and its end is to be.
+    is_logged: bool,
 }
 
 /// The result of a turn.
@@ -69,7 +70,7 @@ impl Drainer {
         counters: Arc<DrainCounters>,
     ) -> Self {
         let transfer = Transfer::new(buffer, ledger, (pace.lease, pace.max_attempts), Arc::clone(&counters));
-        Self { transfer, pace, counters, failures: 0 }
+        Self { transfer, pace, counters, failures: 0, is_logged: false }
     }
 
     /// Drains until `stop` turns true. A turn that has begun is finished.
@@ -117,11 +118,15 @@ impl Drainer {
         Ok(DrainTurn::Moved(leased.runs.len()))
     }
 
-    /// Logs that a turn failed, once until it succeeds again, and returns how long to wait.
-    fn failed(&mut self, error: &dyn fmt::Display) -> Duration {
+    /// Logs that a turn failed, once until it succeeds again, and returns how long to wait. An outage is logged by its
+    /// store.
+    fn failed(&mut self, error: &DrainError) -> Duration {
         count(&self.counters.failures, 1);
-        if self.failures == 0 {
+        if self.is_logged || error.is_logged() {
+            tracing::debug!(target: "semel", %error, "draining failed; nothing is lost, retrying");
+        } else {
             tracing::warn!(target: "semel", %error, "draining failed; nothing is lost, retrying");
+            self.is_logged = true;
         }
         let pause = PAUSES[self.failures.min(PAUSES.len() - 1)];
         self.failures += 1;
@@ -129,9 +134,9 @@ impl Drainer {
     }
 
     fn recovered(&mut self) {
-        if self.failures > 0 {
+        self.failures = 0;
+        if std::mem::take(&mut self.is_logged) {
             tracing::info!(target: "semel", "draining works again");
-            self.failures = 0;
         }
     }
 }

@@ -71,6 +71,16 @@ pub enum DrainError {
     Ledger(#[from] ledger::Error),
 }
 
+impl DrainError {
+    /// True if the cause is logged: an outage of Redis or of the ledger's database.
+    pub fn is_logged(&self) -> bool {
+        match self {
+            Self::Buffer(error) => error.is_logged(),
+            Self::Ledger(error) => error.is_logged(),
+        }
+    }
+}
+
 /// The result of moving one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moved {
@@ -145,7 +155,7 @@ impl Transfer {
                 Err(unreadable) => self.handle_unreadable(&leased, run.id, unreadable).await,
             }
         });
-        match moved.await {
+        match Box::pin(moved).await {
             Ok(()) => Ok(Moved::Arrived),
             Err(error) => {
                 self.give_back(&leased, Duration::ZERO).await;
@@ -156,7 +166,7 @@ impl Transfer {
 
     /// Moves leased runs. If that fails, they are given back for the time of a pause.
     pub(crate) async fn move_leased(&self, leased: &RunLease, pause: Duration) -> Result<(), DrainError> {
-        let moved = self.while_leased(leased, self.drain(leased)).await;
+        let moved = Box::pin(self.while_leased(leased, self.drain(leased))).await;
         if moved.is_err() {
             self.give_back(leased, pause).await;
         }

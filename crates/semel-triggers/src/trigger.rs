@@ -49,7 +49,7 @@ use semel::key::KeyError;
 use semel::record::{Mode, Terms, TermsError};
 use semel::secret::Secret;
 use semel::{Engine, store};
-use semel_pipeline::event::{Dedupe, NewEvent, Notes, Trace};
+use semel_pipeline::event::{Dedupe, Generation, NewEvent, Notes, Trace};
 use semel_pipeline::id::EventId;
 use semel_pipeline::ledger::{self, Ledger};
 
@@ -210,6 +210,8 @@ struct KeyedTrigger<'a> {
     run: &'a NewEvent,
     dedupe: &'a Dedupe,
     gate_use: GateUse,
+    /// The generation of a put that Redis did not answer: the run may be in the buffer under it, or drained already.
+    unconfirmed: OnceLock<Generation>,
 }
 
 impl Triggers {
@@ -274,9 +276,7 @@ impl Triggers {
     /// A buffer is configured, and Redis has not answered since the start.
     pub fn connected_burst(&self) -> Result<Option<&Burst>, store::Error> {
         match self.burst.get() {
-            None if self.burst_pending => {
-                Err(store::Error::new(store::ErrorKind::Unavailable, BURST_PENDING))
-            }
+            None if self.burst_pending => Err(pending()),
             burst => Ok(burst),
         }
     }
@@ -301,10 +301,10 @@ impl Triggers {
     async fn trigger_with(&self, request: &RunRequest, gate_use: GateUse) -> Result<Triggered, TriggerError> {
         let run = self.build_run(request)?;
         if self.burst_pending && self.burst().is_none() {
-            self.report_failed_open(&BURST_PENDING);
+            self.report_failed_open(&pending());
         }
         let Some(dedupe) = &run.dedupe else { return self.place_keyless(run, gate_use).await };
-        let call = KeyedTrigger { request, run: &run, dedupe, gate_use };
+        let call = KeyedTrigger { request, run: &run, dedupe, gate_use, unconfirmed: OnceLock::new() };
         match self.burst() {
             Some(burst) => self.place_keyed(burst, &call).await,
             None => self.place_without_claim(&call).await,
@@ -321,8 +321,17 @@ impl Triggers {
         answer.map_err(|error| self.report_failed_open(&error)).ok()
     }
 
-    fn report_failed_open(&self, error: &dyn std::fmt::Display) {
+    fn report_failed_open(&self, error: &store::Error) {
         count(&self.counters.failed_open, 1);
-        tracing::warn!(target: "semel", %error, "a trigger continues without Redis; the ledger decides alone");
+        if error.is_logged() {
+            tracing::debug!(target: "semel", %error, "a trigger continues without Redis; the ledger decides alone");
+        } else {
+            tracing::warn!(target: "semel", %error, "a trigger continues without Redis; the ledger decides alone");
+        }
     }
+}
+
+/// The start without Redis is logged, once.
+fn pending() -> store::Error {
+    store::Error::new(store::ErrorKind::Unavailable, BURST_PENDING).logged()
 }

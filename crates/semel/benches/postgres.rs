@@ -266,7 +266,7 @@ fn compare_wakeups(runtime: &tokio::runtime::Runtime) -> bool {
                 assert!(matches!(busy, Ok(Ruling::Busy { .. })), "{busy:?}");
                 let outcome = Arc::new(Outcome::new("text", "ok"));
                 let complete = Command::Complete { grant: win.grant, fingerprint, outcome, retention: None };
-                // Anywhere between two looks of whoever polls.
+                // Anywhere between two polls.
                 let before = POLL.mul_f64(f64::from(turn % 20) / 20.0) + POLL;
                 let woken = async {
                     if turn % 2 == 0 {

@@ -73,7 +73,7 @@ fn main() -> ExitCode {
     }
     if wanted("first") {
         println!("  where the effect may run again, a claim on a key that is new needs no script");
-        println!("  at {CROWD} callers, as many commands under way as redis-benchmark has");
+        println!("  at {CROWD} callers, as many commands in progress as redis-benchmark has");
         met &= bench.compare("first", |bench| bench.first_claims(CROWD), Bench::their_sets);
         println!("  at {CALLERS} callers (not counted)");
         bench.compare("first", |bench| bench.first_claims(CALLERS), Bench::their_sets);
@@ -83,8 +83,8 @@ fn main() -> ExitCode {
     }
     if wanted("replay") {
         // What a command costs the server depends on how many it finds at each look. So the goal counts where both sides
-        // have as many under way.
-        println!("  at {CROWD} callers, as many commands under way as redis-benchmark has");
+        // have as many in progress.
+        println!("  at {CROWD} callers, as many commands in progress as redis-benchmark has");
         met &= bench.compare("replay", |bench| bench.replays(CROWD), Bench::their_gets);
         println!("  at {CALLERS} callers (not counted)");
         bench.compare("replay", |bench| bench.replays(CALLERS), Bench::their_gets);
@@ -354,7 +354,7 @@ impl Bench {
         words.iter().chain(arguments).map(|word| word.to_vec()).collect()
     }
 
-    /// Lets redis-benchmark send a command, with keys drawn from so many.
+    /// Lets redis-benchmark send a command, with keys drawn from `keys` different ones.
     fn redis_benchmark(&self, options: &[&str], keys: usize, command: &[Vec<u8>]) -> Turn {
         let before = Usage::of(&self.server);
         let ended = Program::new("redis-benchmark")

@@ -171,7 +171,7 @@ impl Engine {
         let secret = self.inner.secret.get()?;
         let id = key.id(secret).ok()?;
         match self.inner.cache.look(id, &payload.fingerprint(secret)) {
-            Hit::Replay(outcome) => {
+            Hit::Replay { outcome, .. } => {
                 let subject = Subject { namespace: key.namespace().into_owned(), id, hint: key.hint() };
                 self.inner.events.emit(&subject, &Event::Replayed { from: ReplayedFrom::HotCache });
                 Some((id, outcome))
@@ -223,6 +223,7 @@ impl Engine {
         let repeatable = !matches!(command, Command::Settle(_) | Command::Forget(_) | Command::Reexecute);
         let give_up = instant() + APPLY_TIMEOUT;
         let mut backoff = Backoff::new(Duration::from_millis(10), APPLY_TIMEOUT);
+        let mut unknown = None;
         loop {
             match self.inner.store.apply(id, command.clone()).await {
                 Err(error) if repeatable && error.kind() == ErrorKind::Ambiguous => {
@@ -230,11 +231,34 @@ impl Engine {
                     if instant() + wait >= give_up {
                         return Err(error);
                     }
+                    unknown = Some(error);
                     self.inner.background.sleep_until(instant() + wait).await;
                 }
+                // This try changed nothing, and an earlier one may have.
+                Err(error) if error.is_retryable() => return Err(unknown.unwrap_or(error)),
                 answered => return answered,
             }
         }
+    }
+
+    /// As [`apply`](Self::apply) for a claim. The hot cache answers if it holds the outcome of the key.
+    ///
+    /// # Errors
+    /// As `apply`.
+    pub async fn apply_claim(&self, id: KeyId, claim: record::NewClaim) -> Result<Ruling, store::Error> {
+        let cache = &self.inner.cache;
+        let fingerprint = claim.fingerprint;
+        match cache.look(id, &fingerprint) {
+            Hit::Replay { outcome, expires_in } => return Ok(Ruling::Replay { outcome, expires_in }),
+            Hit::Conflict => return Ok(Ruling::Conflict),
+            Hit::Miss => {}
+        }
+        let moment = cache.moment(id);
+        let ruling = self.apply(id, Command::Claim(claim)).await?;
+        if let Ruling::Replay { outcome, expires_in } = &ruling {
+            cache.keep(moment, id, fingerprint, outcome, *expires_in);
+        }
+        Ok(ruling)
     }
 
     /// Measures the store with a few claims and rejects a lease that is too short for it: a heartbeat must have time

@@ -33,6 +33,9 @@ pub mod engine;
 pub mod fingerprint;
 mod hex;
 pub mod key;
+/// For the other crates of Semel; not part of the public interface.
+#[doc(hidden)]
+pub mod outage;
 pub mod outcome;
 pub mod record;
 pub mod secret;

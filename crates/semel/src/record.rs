@@ -96,6 +96,13 @@ pub enum Phase {
     Expired,
 }
 
+impl Phase {
+    /// True if the record is stored as claimed or begun: it has an owner, or lost one and was not ended since.
+    pub fn is_in_progress(self) -> bool {
+        matches!(self, Self::Claimed | Self::Begun | Self::Lapsed | Self::InDoubt)
+    }
+}
+
 /// A command to a record. Every write after a claim carries its [`Grant`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {

@@ -24,6 +24,7 @@ mod postgres;
 mod redis;
 #[cfg(all(feature = "postgres", feature = "redis"))]
 mod tiered;
+pub mod transfer;
 mod wakeups;
 #[cfg(test)]
 mod wakeups_tests;
@@ -49,7 +50,7 @@ pub use ::redis as redis_driver;
 #[cfg(feature = "embedded")]
 pub(crate) use self::embedded::Writing;
 #[cfg(feature = "embedded")]
-pub use self::embedded::{EmbeddedBuilder, EmbeddedStore, OnCorruption, Verified};
+pub use self::embedded::{EmbeddedBuilder, EmbeddedReader, EmbeddedStore, OnCorruption, Verified};
 #[cfg(feature = "encryption")]
 pub use self::encrypted::{EncryptedStore, Keyring, KeyringError, Plain, SealingKey, Sealings};
 pub use self::error::{Error, ErrorKind};
@@ -60,7 +61,7 @@ pub use self::memory::MemoryStore;
 pub use self::postgres::{AsyncCommit, Pooling, PostgresBuilder, PostgresStore};
 #[cfg(feature = "redis")]
 pub use self::redis::{
-    Effect, OnStoreLoss, RedisBuilder, RedisClient, RedisClientBuilder, RedisScript, RedisStore,
+    Effect, OnStoreLoss, RedisBuilder, RedisClient, RedisClientBuilder, RedisContent, RedisScript, RedisStore,
 };
 #[cfg(all(feature = "postgres", feature = "redis"))]
 pub use self::tiered::{Coordination, TieredBuilder, TieredStats, TieredStore};

@@ -73,7 +73,7 @@ pub(super) fn report(call: &Call, decision: &RetryDecision<'_>, observer: Option
     if let Some(observer) = observer {
         let told = std::panic::catch_unwind(AssertUnwindSafe(|| observer.decided(decision)));
         if told.is_err() {
-            tracing::error!(target: "semel", "an observer of retries panicked and is told on all the same");
+            tracing::error!(target: "semel", "an observer of retries panicked; retries continue");
         }
     }
 }

@@ -25,7 +25,7 @@ impl Agent {
     }
 
     /// How many media buys there are.
-    #[allow(dead_code, reason = "whoever includes this file may count")]
+    #[allow(dead_code, reason = "a program that includes this file may count")]
     pub(crate) fn buys(&self) -> usize {
         self.buys.load(Ordering::SeqCst)
     }

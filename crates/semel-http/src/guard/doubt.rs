@@ -119,7 +119,11 @@ impl Inner {
             Ok(Ruling::Refused { phase }) if phase != Phase::InDoubt => SettleResult::ClaimAgain,
             Ok(_) => STAYS,
             Err(error) => {
-                tracing::warn!(target: "semel", %error, "cannot settle a key in doubt");
+                if error.is_logged() {
+                    tracing::debug!(target: "semel", %error, "cannot settle a key in doubt");
+                } else {
+                    tracing::warn!(target: "semel", %error, "cannot settle a key in doubt");
+                }
                 SOON
             }
         }

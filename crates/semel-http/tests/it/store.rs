@@ -14,12 +14,13 @@ use semel_http::policy::StoreDown;
 
 use crate::kit::{Kit, Upstream, eventually, post};
 
-const KINDS: [ErrorKind; 6] = [
+const KINDS: [ErrorKind; 7] = [
     ErrorKind::Unavailable,
     ErrorKind::Full,
     ErrorKind::Poisoned,
     ErrorKind::Corrupt,
     ErrorKind::SecretDiffers,
+    ErrorKind::Moved,
     ErrorKind::Closed,
 ];
 
@@ -52,15 +53,21 @@ async fn open() {
     }
 }
 
-// A process with another secret than the store is refused there too: other processes protect the same key meanwhile.
+// A process with another secret than the store, or on a store that was moved, is refused there too: other processes protect the same
+// key meanwhile.
 #[tokio::test]
-async fn open_is_closed_to_a_process_with_another_secret() {
-    let kit = Kit::route(Upstream::counting(), |route| route.store_down(StoreDown::Open));
-    kit.store.script(StoreCall::Claim, When::First(1), InjectedFault::Refuse(ErrorKind::SecretDiffers));
-    let answer = kit.send(post("k")).await;
-    answer.assert_problem(503, "store_unavailable");
-    assert!(answer.header("retry-after").is_some());
-    assert_eq!(kit.upstream.calls(), 0);
+async fn open_is_closed_to_a_process_with_another_secret_or_a_moved_store() {
+    for (kind, detail) in
+        [(ErrorKind::SecretDiffers, "nothing happened"), (ErrorKind::Moved, "were moved to another store")]
+    {
+        let kit = Kit::route(Upstream::counting(), |route| route.store_down(StoreDown::Open));
+        kit.store.script(StoreCall::Claim, When::First(1), InjectedFault::Refuse(kind));
+        let answer = kit.send(post("k")).await;
+        answer.assert_problem(503, "store_unavailable");
+        assert!(answer.text().contains(detail), "{}", answer.text());
+        assert!(answer.header("retry-after").is_some());
+        assert_eq!(kit.upstream.calls(), 0);
+    }
 }
 
 // The begin-mark cannot be set: nothing is sent upstream.

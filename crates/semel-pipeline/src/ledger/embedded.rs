@@ -16,6 +16,8 @@ mod database;
 mod intake;
 mod letter_rows;
 mod order;
+#[cfg(test)]
+mod plans;
 mod relay;
 mod rows;
 mod schema;
@@ -39,6 +41,7 @@ use tokio::sync::Notify;
 
 use self::database::now;
 use self::work::{Done, Fault, Work};
+use crate::ledger::sql::reading;
 use crate::ledger::sql::traits::sql_ledger;
 use crate::ledger::{Answer, Error, Retention};
 
@@ -58,7 +61,7 @@ use crate::ledger::{Answer, Error, Retention};
 ///
 /// let store = Arc::new(EmbeddedStore::open(folder.path().join("semel-data"))?);
 /// let ledger = EmbeddedLedger::open(Arc::clone(&store)).await?;
-/// assert!(ledger.totals().await?.oldest_due.is_none());
+/// assert!(ledger.totals().await?.oldest_due().is_none());
 /// # Ok(())
 /// # }
 /// ```
@@ -179,6 +182,10 @@ sql_ledger!(EmbeddedLedger);
 impl Retention for EmbeddedLedger {
     fn sweep(&self, keep: Duration, limit: u32) -> Answer<'_, u64> {
         Box::pin(self.write(move |work, _| work.sweep(keep, limit)))
+    }
+
+    fn sweep_audit(&self, keep: Duration, limit: u32) -> Answer<'_, u64> {
+        Box::pin(self.write(move |work, _| now(reading::sweep_audit(work, keep, limit))))
     }
 }
 

@@ -18,6 +18,8 @@ mod intake;
 mod join;
 mod link;
 mod listen;
+#[cfg(test)]
+mod plans;
 mod relay;
 mod schema;
 mod settle;
@@ -41,9 +43,10 @@ pub use self::builder::PostgresLedgerBuilder;
 use self::database::Db;
 use self::fault::Fault;
 use self::link::{Shape, Shared};
+use super::sql::reading;
 use super::sql::traits::sql_ledger;
 use super::{Answer, BoxFuture, Drained, DrainedRun, Intake, KeyState, Retention, Take, Working};
-use crate::delivery::{Holding, Said, Settle, Work};
+use crate::delivery::{Holding, LeaseResult, Settle, Work};
 use crate::event::{Accepted, NewEvent};
 use crate::id::DeliveryId;
 
@@ -53,8 +56,9 @@ use crate::id::DeliveryId;
 /// Its connections live in the runtime in which it was opened.
 ///
 /// # Failures
-/// - Nobody answers: [`ErrorKind::Unavailable`](super::ErrorKind::Unavailable) after the builder's `patience`, and it heals
-///   by itself.
+/// - The server does not answer: [`ErrorKind::Unavailable`](super::ErrorKind::Unavailable), for the first calls after the
+///   builder's `timeout`. From then on the outage is known: it is logged once, and calls fail at once until the server
+///   answers again.
 /// - A connection that breaks during a call: the call is repeated, which every call bears, and
 ///   [`ErrorKind::Ambiguous`](super::ErrorKind::Ambiguous) only where that was not possible in time.
 /// - A standby, `synchronous_commit = off`, an old server, missing rights: refused with a sentence that says what to do,
@@ -89,8 +93,8 @@ impl PostgresLedger {
     }
 
     async fn start(settings: PostgresSettings) -> Result<Self, PostgresError> {
-        // Tables may have to be made, by us or by somebody we wait for: that is not the patience of a call.
-        let prepared = timeout(settings.patience.max(OPENING), prepare(&settings)).await;
+        // Tables may have to be made, by us or by somebody we wait for: that is not the timeout of a call.
+        let prepared = timeout(settings.timeout.max(OPENING), prepare(&settings)).await;
         prepared.unwrap_or_else(|_| Err(PostgresError::unreachable(&settings.target)))?;
         let pooling = settings.pooling;
         let shared = Shared::new(settings);
@@ -134,9 +138,15 @@ impl Retention for PostgresLedger {
     fn sweep(&self, keep: Duration, limit: u32) -> Answer<'_, u64> {
         Box::pin(async move { sweep::sweep(&self.shared, keep, limit).await })
     }
+
+    fn sweep_audit(&self, keep: Duration, limit: u32) -> Answer<'_, u64> {
+        self.call(Shape::Statement, (keep, limit), |db, (keep, limit)| {
+            Box::pin(reading::sweep_audit(db, *keep, *limit))
+        })
+    }
 }
 
-/// How long opening may take, where a call's patience is shorter.
+/// How long opening may take, where a call's timeout is shorter.
 const OPENING: Duration = Duration::from_secs(15);
 
 async fn prepare(settings: &PostgresSettings) -> Result<(), PostgresError> {
@@ -166,11 +176,11 @@ impl Working for PostgresLedger {
         Box::pin(async move { take::retake(&self.shared, delivery, &worker, lease).await })
     }
 
-    fn renew(&self, held: Vec<Holding>, lease: Duration) -> Answer<'_, Vec<Said>> {
+    fn renew(&self, held: Vec<Holding>, lease: Duration) -> Answer<'_, Vec<LeaseResult>> {
         Box::pin(async move { take::renew(&self.shared, &held, lease).await })
     }
 
-    fn settle(&self, settled: Vec<(Holding, Settle)>) -> Answer<'_, Vec<Said>> {
+    fn settle(&self, settled: Vec<(Holding, Settle)>) -> Answer<'_, Vec<LeaseResult>> {
         Box::pin(async move { settle::settle(&self.shared, &settled).await })
     }
 

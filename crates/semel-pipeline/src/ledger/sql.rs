@@ -3,11 +3,14 @@
 //!
 //! Parameters are `$1`, `$2`… in every statement. The embedded ledger's statements also know `:now`, the time of the call.
 
+pub(super) mod control;
 pub(super) mod drain;
 pub(super) mod jobs;
 pub(super) mod letters;
 pub(super) mod page;
 pub(super) mod plan;
+#[cfg(test)]
+pub(super) mod plans;
 pub(super) mod reading;
 pub(super) mod relay;
 pub(super) mod release;
@@ -50,12 +53,6 @@ pub(super) trait Database {
         with: &[Value<'_>],
     ) -> BoxFuture<'a, Result<u64, Self::Fault>>;
 
-    /// How many rows to ask for where the statement itself applies the whole filter, or only one that has an index.
-    fn page_rows(page: &Page) -> i64;
-
-    /// As [`page_rows`](Self::page_rows), for deliveries.
-    fn delivery_rows(filter: &DeliveryFilter, page: &Page) -> i64;
-
     /// The cursor of a page that ends with this delivery.
     fn delivery_cursor(number: i64, delivery: &Delivery) -> String;
 
@@ -95,22 +92,93 @@ pub(super) trait Database {
         Ok(found)
     }
 
-    /// A page of a listing, whose statement answers a number before each item. Not every row is `wanted`.
-    async fn page<T: FromRow>(
+    /// All rows of a statement that is planned for its parameters.
+    async fn planned_rows<T: FromRow>(
         &mut self,
         sql: &'static str,
         with: &[Value<'_>],
+    ) -> Result<Vec<T>, Self::Fault> {
+        self.rows(sql, with).await
+    }
+
+    /// A page of a listing whose every row is an item. Its statement answers a number before each item; `$1` is where the page
+    /// begins, `$2` how many rows to answer, and `more` its other parameters.
+    async fn page<T: FromRow>(
+        &mut self,
+        sql: &'static str,
+        (start, more): (Value<'_>, &[Value<'_>]),
         page: &Page,
         cursor: impl Fn(i64, &T) -> String + Send + Sync,
-        wanted: impl Fn(&T) -> bool + Send + Sync,
     ) -> Result<Paged<T>, Self::Fault> {
-        let mut listing = page::Listing::of(page);
-        let all = self.each(sql, with, |(number, item): (i64, T)| {
-            let cursor = cursor(number, &item);
-            listing.look(cursor, wanted(&item).then_some(item))
-        });
-        all.await?;
-        Ok(listing.end())
+        let with = [&[start, page::rows(page).into()], more].concat();
+        let rows = self.planned_rows(sql, &with).await?;
+        Ok(page::paged(rows, page, None, cursor))
+    }
+
+    /// A page of a listing with a filter. `start` and `filters` are the parameters of [`ListStatements`].
+    async fn filtered_page<T: FromRow>(
+        &mut self,
+        statements: ListStatements,
+        (start, filters): (Value<'_>, &[Value<'_>]),
+        page: &Page,
+        cursor: impl Fn(i64, &T) -> String + Send + Sync,
+    ) -> Result<Paged<T>, Self::Fault> {
+        let end: Option<RowKey> = match statements.end {
+            Some(sql) => {
+                let with = [&[start.clone(), page::LOOKED_AT.into()], filters].concat();
+                self.planned_rows(sql, &with).await?.pop()
+            }
+            None => None,
+        };
+        let last = end.as_ref().map_or_else(|| page::before_all(&start), RowKey::value);
+        let with = [&[start, page::rows(page).into()], filters, &[last]].concat();
+        let rows = self.planned_rows(statements.rows, &with).await?;
+        Ok(page::paged(rows, page, end.map(|end| end.cursor()), cursor))
+    }
+}
+
+/// The statements of a listing with a filter. Both have an index that finds rows in the order of the listing by one part of the
+/// filter; the other parts are applied to what it finds. So a filter that finds little reads a bounded number of rows, and
+/// its page is short.
+#[derive(Clone, Copy)]
+pub(super) struct ListStatements {
+    /// Answers a number before each item. `$1` before this row, `$2` rows, then the parts of the filter, at last the row to end
+    /// with.
+    pub(super) rows: &'static str,
+    /// The row after which a page looks no further. `$1` before this row, `$2` how many rows are before it, then the parts of the
+    /// filter. `None` where the index applies the whole filter.
+    pub(super) end: Option<&'static str>,
+}
+
+/// Where a row is in its listing: by its number, or for deliveries by its id.
+pub(super) enum RowKey {
+    Number(i64),
+    Delivery(DeliveryId),
+}
+
+impl RowKey {
+    fn value(&self) -> Value<'static> {
+        match self {
+            Self::Number(number) => Value::Integer(*number),
+            Self::Delivery(id) => id.to_bytes().into(),
+        }
+    }
+
+    fn cursor(&self) -> String {
+        match self {
+            Self::Number(number) => number.to_string(),
+            Self::Delivery(id) => id.to_string(),
+        }
+    }
+}
+
+/// A number, or none and the id of a delivery.
+impl FromRow for RowKey {
+    fn read<C: Columns>(columns: &mut C) -> Result<Self, C::Error> {
+        match columns.integer_or_none()? {
+            Some(number) => Ok(Self::Number(number)),
+            None => Ok(Self::Delivery(DeliveryId::from_bytes(columns.id()?))),
+        }
     }
 }
 
@@ -118,14 +186,16 @@ pub(super) trait Database {
 pub(super) struct Statements {
     /// `$1` id, `$2` kind.
     pub(super) event: &'static str,
-    /// `$1` before this number, `$2` rows, `$3` kind, `$4` tenant, `$5` type, `$6` tag.
-    pub(super) events: fn(&EventFilter) -> &'static str,
+    /// `$3` kind, `$4` tenant, `$5` type, `$6` tag.
+    pub(super) events: fn(&EventFilter) -> ListStatements,
     /// `$1` id.
     pub(super) delivery: &'static str,
     /// `$1` event.
     pub(super) deliveries_of: &'static str,
-    /// `$1` before this one, `$2` rows, `$3` target, `$4` tenant, `$5` states, `$6` event.
-    pub(super) deliveries: fn(&DeliveryFilter) -> &'static str,
+    /// `$3` target, `$4` tenant, `$5` states, `$6` event.
+    pub(super) deliveries: fn(&DeliveryFilter) -> ListStatements,
+    /// Event, state and number of deliveries. `$1` events.
+    pub(super) states_of: &'static str,
     /// `$1` delivery.
     pub(super) attempts: &'static str,
     /// `$1` request id, `$2` delivery, `$3` key, `$4` tags.
@@ -136,12 +206,16 @@ pub(super) struct Statements {
     pub(super) delivery_totals: &'static str,
     /// Status and number of letters.
     pub(super) letter_totals: &'static str,
-    /// For how many microseconds the oldest delivery has been due.
+    /// Targets with a delivery that is due, and for how many microseconds the oldest one has been.
     pub(super) oldest_due: &'static str,
+    /// Removes lines of the audit log, of the oldest `$2` those that are older than `$1` microseconds.
+    pub(super) sweep_audit: &'static str,
+    /// Pauses a target, unless it is paused. `$1` target, `$2` who, `$3` reason.
+    pub(super) pause: &'static str,
     /// `$1` id.
     pub(super) letter: &'static str,
-    /// `$1` before this number, `$2` rows, `$3` tenant, `$4` target, `$5` status, `$6` signature.
-    pub(super) letters: fn(&LetterFilter) -> &'static str,
+    /// `$3` tenant, `$4` target, `$5` status, `$6` signature.
+    pub(super) letters: fn(&LetterFilter) -> ListStatements,
     /// `$1` stream, `$2` rows.
     pub(super) unmirrored: &'static str,
     /// `$1` letters.
@@ -213,18 +287,50 @@ const AUDIT_LOG_OF: &str = audit_log!("AND subject = $3 ");
 const COPIES: &str =
     "SELECT id FROM ledger_dead_letter WHERE copy_of = $1 AND copy_of IS NOT NULL ORDER BY number";
 
-/// `$1` status, `$2` tenant, `$3` target, `$4` signature.
-const GROUPS: &str =
-    "SELECT g.signature, g.target, g.cause, g.status, g.letters, g.first_at, g.last_at, s.id, s.error, g.newest
-    FROM (
-        SELECT signature, target, cause, status, count(*) AS letters, min(created_at) AS first_at,
-            max(created_at) AS last_at, max(number) AS newest
-        FROM ledger_dead_letter
-        WHERE ($1 IS NULL OR status = $1) AND ($2 IS NULL OR tenant = $2) AND ($3 IS NULL OR target = $3)
-            AND ($4 IS NULL OR signature = $4)
-        GROUP BY signature, target, cause, status
-    ) AS g JOIN ledger_dead_letter AS s ON s.number = g.newest
-    ORDER BY g.signature, g.target, g.cause, g.status";
+/// The newest dead letters, at most as many as groups are made of.
+macro_rules! newest_letters {
+    ($which:literal) => {
+        concat!(
+            "SELECT number, signature, status, tenant, target FROM ledger_dead_letter WHERE ",
+            $which,
+            " ORDER BY number DESC"
+        )
+    };
+}
+
+/// Groups of dead letters: each status of a group with the number of its letters, the oldest and the newest one.
+macro_rules! groups {
+    ($which:literal) => {
+        concat!(
+            "SELECT g.signature, s.target, s.cause, g.status, g.letters, f.created_at, s.created_at, s.id, s.error, g.newest
+            FROM (
+                SELECT signature, status, count(*) AS letters, min(number) AS oldest, max(number) AS newest
+                FROM (",
+            newest_letters!($which),
+            " LIMIT 100000) AS looked
+                WHERE ($1 IS NULL OR status = $1) AND ($2 IS NULL OR tenant = $2) AND ($3 IS NULL OR target = $3)
+                    AND ($4 IS NULL OR signature = $4)
+                GROUP BY signature, status
+            ) AS g JOIN ledger_dead_letter AS s ON s.number = g.newest
+                JOIN ledger_dead_letter AS f ON f.number = g.oldest
+            ORDER BY g.signature, g.status"
+        )
+    };
+}
+
+/// `$1` no status, `$2` tenant, `$3` target, `$4` signature.
+const GROUPS: &str = groups!("number > 0");
+
+/// The same; `$1` status.
+const GROUPS_IN_STATUS: &str = groups!("status = $1");
+
+/// Whether there are more dead letters than groups are made of.
+const MORE_LETTERS: &str =
+    concat!("SELECT 1 FROM (", newest_letters!("number > 0"), " LIMIT 1 OFFSET 100000) AS more");
+
+/// The same; `$1` status.
+const MORE_LETTERS_IN_STATUS: &str =
+    concat!("SELECT 1 FROM (", newest_letters!("status = $1"), " LIMIT 1 OFFSET 100000) AS more");
 
 /// `$1` letter.
 const LETTER_EXISTS: &str = "SELECT 1 FROM ledger_dead_letter WHERE id = $1";
@@ -238,10 +344,10 @@ const RAISE_VERSION: &str = "UPDATE ledger_event SET version = version + 1 WHERE
 /// The ids of jobs that are running.
 const RUNNING: &str = "SELECT id FROM ledger_job WHERE state = 'running' ORDER BY number";
 
-/// `$1` job, `$2` after this position, `$3` rows.
+/// `$1` after this position, `$2` rows, `$3` job.
 const ITEMS: &str =
     "SELECT i.position, i.delivery, i.letter, i.kind, i.event, i.target, i.state, i.new_event, i.error
-    FROM ledger_item AS i WHERE i.job = $1 AND i.position > $2 ORDER BY i.position LIMIT $3";
+    FROM ledger_item AS i WHERE i.job = $3 AND i.position > $1 ORDER BY i.position LIMIT $2";
 
 /// `$1` job, `$2` rate, `$3` concurrency, `$4` canary, `$5` pause above.
 const SET_PACE: &str =
@@ -410,6 +516,7 @@ from_column! {
     [u8; 16]: columns => columns.id();
     Option<i64>: columns => columns.integer_or_none();
     Option<[u8; 16]>: columns => columns.id_or_none();
+    Duration: columns => columns.duration();
     Option<Duration>: columns => columns.duration_or_none();
     DeliveryState: columns => columns.name(DeliveryState::from_name);
     Option<DeliveryState>: columns => columns.name_or_none(DeliveryState::from_name);

@@ -89,7 +89,7 @@ impl EmbeddedRelay {
     pub async fn run(&self, interval: Duration) {
         loop {
             let relayed = self.run_once(256).await.unwrap_or_else(|error| {
-                tracing::warn!(%error, "the outbox could not be relayed; retrying");
+                super::log_failed_relay(&error);
                 Relayed::default()
             });
             if relayed.total() == 0 {

@@ -123,7 +123,7 @@ impl PostgresRelay {
             match self.run_once(256).await {
                 Ok(relayed) if relayed.total() > 0 => continue,
                 Ok(_) => {}
-                Err(error) => tracing::warn!(%error, "the outbox could not be relayed; retrying"),
+                Err(error) => super::log_failed_relay(&error),
             }
             self.ledger.published(interval).await;
         }

@@ -65,6 +65,7 @@ pub struct Pump {
     counters: Arc<SourceCounters>,
     /// How often held messages are renewed while the ledger does not accept them.
     renew_every: Duration,
+    /// True if a failure was logged, and its end is to be.
     is_failing: bool,
     retries: Backoff,
     mirror_at: Instant,
@@ -122,7 +123,7 @@ impl Pump {
     async fn turn(&mut self) {
         let batch = match self.source.next().await {
             Ok(batch) => batch,
-            Err(error) => return self.failed("reading from the source", &error).await,
+            Err(error) => return self.failed("reading from the source", &error.into()).await,
         };
         self.note(&batch);
         if !batch.messages.is_empty() && !self.keep(batch.messages).await {
@@ -211,7 +212,7 @@ impl Pump {
                 true
             }
             Err(error) => {
-                self.failed("acknowledging", &error).await;
+                self.failed("acknowledging", &error.into()).await;
                 false
             }
         }
@@ -311,29 +312,29 @@ impl Pump {
         }
     }
 
-    async fn failed(&mut self, what: &str, error: &(dyn fmt::Display + Sync)) {
+    async fn failed(&mut self, what: &str, error: &ledger::Error) {
         let pause = self.pause(what, error);
         tokio::time::sleep(pause).await;
     }
 
-    /// Logs a failure, once until it works again, and returns how long to wait.
-    fn pause(&mut self, what: &str, error: &(dyn fmt::Display + Sync)) -> Duration {
+    /// Logs a failure, once until it works again, and returns how long to wait. An outage is logged by its store.
+    fn pause(&mut self, what: &str, error: &ledger::Error) -> Duration {
         count(&self.counters.failures, 1);
         let source = self.source.name();
-        if !self.is_failing {
-            tracing::warn!(target: "semel", source, %error, "{what} failed; retrying");
+        if self.is_failing || error.is_logged() {
+            tracing::debug!(target: "semel", source, step = what, %error, "the source failed; retrying");
         } else {
-            tracing::debug!(target: "semel", source, %error, "{what} failed again");
+            tracing::warn!(target: "semel", source, step = what, %error, "the source failed; retrying");
+            self.is_failing = true;
         }
-        self.is_failing = true;
         self.retries.next_wait()
     }
 
     fn recovered(&mut self) {
+        self.retries.reset();
         if self.is_failing {
             tracing::info!(target: "semel", source = self.source.name(), "the source works again");
             self.is_failing = false;
-            self.retries.reset();
         }
     }
 }

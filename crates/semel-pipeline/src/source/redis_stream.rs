@@ -172,7 +172,7 @@ impl RedisStreamBuilder {
         }
         let client = |response: Duration| -> Result<RedisClient, Error> {
             let mut builder: RedisClientBuilder =
-                RedisClient::builder(self.url.clone()).response_timeout(response);
+                RedisClient::builder(self.url.clone()).response_timeout(response).used_for("source");
             if let Some(pem) = &self.root_certificate {
                 builder = builder.root_certificate(pem.clone());
             }

@@ -26,6 +26,7 @@
 //! A case panics with a message if a promise is broken. If the ledger's clock cannot be moved, cases wait.
 
 mod context;
+mod controlling;
 mod draining;
 mod intake;
 mod letters;
@@ -96,12 +97,22 @@ macro_rules! __ledger_cases {
                 next_due_says_when,
                 expired_work_says_so,
             }
+            controlling {
+                nothing_is_taken_for_a_paused_target,
+                a_pause_says_who_and_why,
+                a_delivery_in_progress_ends_during_a_pause,
+                a_pause_survives,
+                racing_pauses_have_one_first,
+                a_resumption_is_news,
+                waiting_deliveries_are_retried_now,
+            }
             settling {
                 every_ending_leads_where_it_is_drawn,
                 attempts_tell_their_story,
                 a_late_worker_changes_nothing,
                 a_word_can_be_repeated,
                 work_given_back_does_not_count,
+                no_retry_is_due_after_its_time_ends,
                 what_is_set_aside_unsent_is_no_attempt,
                 only_drawn_steps_are_possible,
                 batches_are_answered_one_by_one,
@@ -113,6 +124,7 @@ macro_rules! __ledger_cases {
                 deliveries_are_found_by_what_they_are,
                 events_are_found_by_their_ids,
                 totals_count_everything,
+                states_of_events_are_counted,
                 the_audit_log_keeps_every_line,
                 a_wrong_cursor_is_refused,
             }
@@ -120,6 +132,7 @@ macro_rules! __ledger_cases {
                 what_is_over_is_swept,
                 what_waits_is_never_swept,
                 swept_keys_are_free,
+                old_lines_of_the_audit_log_are_swept,
                 a_sweep_is_bounded,
             }
             letters {
@@ -143,7 +156,7 @@ macro_rules! __ledger_cases {
                 re_execute_repeats_what_was_done,
                 as_new_is_an_event_of_its_own,
                 as_new_that_fails_carries_the_letter_on,
-                a_replay_begins_a_new_round,
+                a_replay_counts_its_own_attempts,
                 failed_replays_park_a_letter,
                 a_replay_of_an_expired_one_is_not_expired,
             }

@@ -98,11 +98,12 @@ impl Underway {
             None => outcome,
         };
         if outcome.is_given_up() {
-            tracing::warn!(
+            tracing::debug!(
                 target: "semel::deliveries",
                 delivery_id = %self.work.holding.delivery,
                 "target" = self.work.target,
                 attempt = self.work.attempt,
+                request_id = self.work.request_id,
                 "the lease expired before the delivery was sent; giving it back"
             );
         }
@@ -160,7 +161,8 @@ impl WorkerShared {
     ) {
         let attempted = Attempted {
             work,
-            max_attempts: registered.policy.retry.max_attempts(),
+            max_attempts: registered.policy.max_attempts(work.job),
+            position: registered.policy.position(work),
             http_status: status,
             took,
             next: AfterAttempt::of(&settle),
@@ -169,6 +171,6 @@ impl WorkerShared {
         attempted.log();
         self.observer.attempted(&attempted);
         self.settle(work, settle);
-        self.stir.notify_one();
+        self.wake.notify_one();
     }
 }

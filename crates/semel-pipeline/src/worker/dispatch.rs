@@ -12,7 +12,7 @@ use super::room::TakeRequest;
 use super::{WorkerShared, attempt};
 use crate::delivery::{Settle, Work};
 use crate::id::DeliveryId;
-use crate::ledger::{BoxFuture, Take};
+use crate::ledger::{BoxFuture, Error, Take};
 use crate::target::{Registered, Targets};
 
 /// The most deliveries of one take.
@@ -91,7 +91,7 @@ pub(super) async fn run(shared: Arc<WorkerShared>, mut stop: watch::Receiver<boo
                 futile = 0;
                 shared.room.mark_all_dirty();
             }
-            () = shared.stir.notified() => futile = 0,
+            () = shared.wake.notified() => futile = 0,
             () = tokio::time::sleep(wait) => {
                 patience = DispatchWait::Spent;
                 if !lazy {
@@ -165,7 +165,7 @@ async fn take(
     let taken = match shared.ledger.take(take).await {
         Ok(taken) => taken,
         Err(error) => {
-            tracing::warn!(target: "semel::deliveries", %error, "the ledger returned no work; retrying");
+            log_failed_take(&error);
             return Err(());
         }
     };
@@ -252,7 +252,7 @@ async fn send_alone(
         // It has ended, or another worker has it.
         Ok(None) => return Ok(()),
         Err(error) => {
-            tracing::warn!(target: "semel::deliveries", %error, "the ledger returned no work; retrying");
+            log_failed_take(&error);
             return Err(());
         }
     };
@@ -279,6 +279,14 @@ async fn until_empty(shared: &WorkerShared, stop: &mut watch::Receiver<bool>) {
             _ = stop.changed() => {}
             () = tokio::time::sleep_until(until) => {}
         }
+    }
+}
+
+fn log_failed_take(error: &Error) {
+    if error.is_logged() {
+        tracing::debug!(target: "semel::deliveries", %error, "the ledger returned no work; retrying");
+    } else {
+        tracing::warn!(target: "semel::deliveries", %error, "the ledger returned no work; retrying");
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::lease::Lease;
-use crate::delivery::{Holding, Said};
+use crate::delivery::{Holding, LeaseResult};
 use crate::id::DeliveryId;
 use crate::ledger::Working;
 
@@ -54,18 +54,18 @@ impl Leases {
         old.map(|(delivery, held)| Holding { delivery: *delivery, token: held.token }).collect()
     }
 
-    fn renewed(&self, holdings: &[Holding], said: &[Said], sent: Instant) {
+    fn renewed(&self, holdings: &[Holding], said: &[LeaseResult], sent: Instant) {
         let mut all = self.held.lock();
         for (holding, said) in holdings.iter().zip(said) {
             let Some(held) = all.get_mut(&holding.delivery).filter(|held| held.token == holding.token) else {
                 continue;
             };
             match said {
-                Said::Kept => {
+                LeaseResult::Kept => {
                     held.renewed = sent;
                     held.lease.extend(sent);
                 }
-                Said::Lost => {
+                LeaseResult::Lost => {
                     // An attempt that was sent continues. The next attempt carries the same key, and the result of
                     // this one is refused.
                     held.lease.lose();
@@ -109,21 +109,23 @@ impl Heartbeat {
 
 async fn beat(ledger: &dyn Working, leases: &Leases, lease: Duration) {
     // Retried once if it fails: at the next beat two thirds of a lease have passed.
-    for _ in 0..2 {
+    for is_retry in [false, true] {
         let due = leases.older_than(lease / 6);
         if due.is_empty() {
             return;
         }
-        let sent = Instant::now();
+        let (sent, held) = (Instant::now(), due.len());
         let renewed = tokio::time::timeout(lease / 6, ledger.renew(due.clone(), lease)).await;
         match renewed {
             Ok(Ok(said)) => return leases.renewed(&due, &said, sent),
+            Ok(Err(error)) if is_retry && !error.is_logged() => {
+                tracing::warn!(target: "semel::deliveries", %error, held, "leases were not renewed");
+            }
             Ok(Err(error)) => {
-                tracing::warn!(target: "semel::deliveries", %error, held = due.len(), "leases were not renewed");
+                tracing::debug!(target: "semel::deliveries", %error, held, "leases were not renewed");
             }
-            Err(_) => {
-                tracing::warn!(target: "semel::deliveries", held = due.len(), "leases were not renewed in time");
-            }
+            // An outage is logged by the ledger, and a delivery that loses its lease is too.
+            Err(_) => tracing::debug!(target: "semel::deliveries", held, "leases were not renewed in time"),
         }
         tokio::time::sleep(lease / 24).await;
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::delivery::{AttemptClass, Ending, Settle, Work};
 use crate::id::{EventId, EventKind};
+use crate::target::RoundPosition;
 
 /// Receives the results of attempts, on the path of the delivery: it must be quick and must not block.
 pub trait DeliveryObserver: Send + Sync + 'static {
@@ -30,8 +31,10 @@ impl DeliveryObserver for Silent {
 pub struct Attempted<'a> {
     /// The delivery.
     pub work: &'a Work,
-    /// The maximum number of attempts.
+    /// The maximum number of attempts, in all rounds together.
     pub max_attempts: u32,
+    /// Its place in the rounds of the delivery.
+    pub position: RoundPosition,
     /// The HTTP status of the answer, if there was one.
     pub http_status: Option<u16>,
     /// How long it took; zero if nothing was sent.
@@ -100,7 +103,7 @@ impl Attempted<'_> {
 
     /// One log line with all ids of the delivery.
     pub(super) fn log(&self) {
-        let Self { work, max_attempts, http_status, .. } = self;
+        let Self { work, max_attempts, http_status, position, .. } = self;
         let (run_id, event_id) = match work.event.kind() {
             EventKind::Run => (Some(work.event), None),
             EventKind::Event => (None, Some(work.event)),
@@ -129,6 +132,8 @@ impl Attempted<'_> {
                     trace_id = work.trace.trace_id(),
                     attempt = work.attempt,
                     max_attempts,
+                    round = position.round,
+                    rounds = position.rounds,
                     http_status,
                     latency_ms,
                     retryable = matches!(self.next, AfterAttempt::Retry(_) | AfterAttempt::Defer(_)),

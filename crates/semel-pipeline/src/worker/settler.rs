@@ -8,7 +8,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 
 use super::WorkerShared;
-use crate::delivery::{Holding, Said, Settle};
+use crate::delivery::{Holding, LeaseResult, Settle};
 use crate::id::EventId;
 use crate::ledger::{Error, ErrorKind};
 
@@ -38,7 +38,7 @@ pub(super) async fn run(shared: Arc<WorkerShared>, mut queue: UnboundedReceiver<
         if left == 0 {
             shared.empty.notify_waiters();
         }
-        shared.stir.notify_one();
+        shared.wake.notify_one();
         for settled in &batch {
             shared.observer.written(settled.event);
         }
@@ -72,8 +72,8 @@ async fn persist(shared: &WorkerShared, batch: &[FinishedAttempt]) -> Result<(),
         match shared.ledger.settle(items).await {
             Ok(said) => {
                 for (settled, said) in batch.iter().zip(said) {
-                    if said == Said::Lost {
-                        tracing::info!(
+                    if said == LeaseResult::Lost {
+                        tracing::debug!(
                             target: "semel::deliveries",
                             delivery_id = %settled.holding.delivery,
                             "target" = &*settled.target,
@@ -84,12 +84,12 @@ async fn persist(shared: &WorkerShared, batch: &[FinishedAttempt]) -> Result<(),
                 return Ok(());
             }
             Err(Error::Store(error)) if is_passing(error.kind()) => {
-                tracing::warn!(
-                    target: "semel::deliveries",
-                    %error,
-                    waiting = batch.len(),
-                    "the ledger did not write the results of attempts; retrying"
-                );
+                let waiting = batch.len();
+                if error.is_logged() {
+                    tracing::debug!(target: "semel::deliveries", %error, waiting, "the ledger did not write the results of attempts; retrying");
+                } else {
+                    tracing::warn!(target: "semel::deliveries", %error, waiting, "the ledger did not write the results of attempts; retrying");
+                }
                 retries.wait().await;
             }
             Err(error) => return Err(error),

@@ -160,6 +160,31 @@ async fn an_open_breaker_burns_no_attempts() {
     drop(worker);
 }
 
+// The breaker opens in the middle of a round. The delivery waits, and then makes the rest of that round and the next
+// one: waiting uses up nothing.
+#[tokio::test]
+async fn an_open_breaker_uses_up_no_round() {
+    let ledger = Arc::new(Fake::default());
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&seen);
+    let handler = Handler::new(move |call| {
+        told.lock().push((call.work().attempt, call.max_attempts()));
+        async { DeliveryOutcome::retry("down") }
+    });
+    // It opens with the second call, and every failed probe opens it again.
+    let pause = Duration::from_millis(20);
+    let limits = Limits { failure_calls: 2, rest: pause, longest_rest: pause, ..Limits::default() };
+    let policy = Policy { schedule: vec![pause], ..quick() };
+    let worker = start(&ledger, targets(handler, policy, limits));
+    ledger.add("t", 1);
+    let exhausted = |settle: &Settle| matches!(settle, Settle::Bury(_, Cause::Exhausted));
+    until("both rounds have failed", || ledger.count(exhausted) == 1).await;
+    assert_eq!(*seen.lock(), [1, 2, 3, 4, 5, 6].map(|attempt| (attempt, 6)));
+    let between = |settle: &Settle| matches!(settle, Settle::Retry(_, delay) if *delay >= pause);
+    assert_eq!(ledger.count(between), 1, "one pause between two rounds");
+    assert_eq!(worker.stop(PATIENCE).await, Stopped::Drained);
+}
+
 #[tokio::test]
 async fn no_more_than_its_concurrency_is_under_way() {
     let ledger = Arc::new(Fake::default());

@@ -1,4 +1,4 @@
-//! Ledgers that the version before this one wrote are migrated, and everything in them works.
+//! Ledgers that earlier versions wrote are migrated, and everything in them works.
 
 mod data;
 #[cfg(feature = "embedded")]

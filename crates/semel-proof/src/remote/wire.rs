@@ -141,6 +141,7 @@ pub(super) fn error(kind: &str, message: String) -> Error {
         ErrorKind::Locked,
         ErrorKind::Setup,
         ErrorKind::SecretDiffers,
+        ErrorKind::Moved,
         ErrorKind::Closed,
     ];
     let known = kinds.into_iter().find(|known| format!("{known:?}") == kind);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use semel::secret::Secret;
 use semel::store::EmbeddedStore;
 use semel::time::{Clock as _, SystemClock};
-use semel_pipeline::delivery::{AttemptClass, Ending, Said, Settle, Work};
+use semel_pipeline::delivery::{AttemptClass, Ending, LeaseResult, Settle, Work};
 use semel_pipeline::event::{Accepted, Dedupe, NewEvent, Notes, Origin, Trace};
 use semel_pipeline::id::{EventId, EventKind};
 use semel_pipeline::ledger::{EmbeddedLedger, Intake as _, Take, Working as _};
@@ -173,7 +173,7 @@ async fn work(ledger: Arc<EmbeddedLedger>) {
         let said = ledger.settle(settled).await.expect("work can be settled");
         for ((number, word), said) in words.into_iter().zip(said) {
             // Lost is allowed: the machine was busy for longer than the lease.
-            if said == Said::Kept {
+            if said == LeaseResult::Kept {
                 VictimReport::Acknowledged { item: number, write: word, fence: 0 }.send();
             }
         }

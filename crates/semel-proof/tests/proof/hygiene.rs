@@ -39,11 +39,11 @@ const DOUBLES: &[(&str, &str)] = &[
 
 const MOST_PACKAGES: usize = 350;
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn metadata() -> Value {
+pub(crate) fn metadata() -> Value {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--locked", "--all-features"])
         .args(["--filter-platform", "x86_64-unknown-linux-gnu"])
@@ -54,11 +54,11 @@ fn metadata() -> Value {
     serde_json::from_slice(&output.stdout).expect("cargo writes JSON")
 }
 
-fn packages(metadata: &Value) -> &[Value] {
+pub(crate) fn packages(metadata: &Value) -> &[Value] {
     metadata["packages"].as_array().expect("packages are a list")
 }
 
-fn text<'a>(value: &'a Value, member: &str) -> &'a str {
+pub(crate) fn text<'a>(value: &'a Value, member: &str) -> &'a str {
     value[member].as_str().unwrap_or_default()
 }
 

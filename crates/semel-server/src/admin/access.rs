@@ -37,7 +37,7 @@ pub(crate) struct Caller {
 pub(crate) enum Right {
     /// To look at keys, events, deliveries and dead letters.
     Look,
-    /// To settle and forget, to discard and restore.
+    /// To settle and forget, to discard and restore, to pause and resume.
     Operate,
     /// To forget what is claimed or in doubt, and whatever is not listed here.
     Administrate,
@@ -47,15 +47,20 @@ pub(crate) enum Right {
 
 impl Right {
     /// What a request needs; `None` where anybody may. Asked in one place, so that no path can forget to.
-    pub(super) fn needed(method: &Method, path: &str) -> Option<Self> {
+    pub(crate) fn needed(method: &Method, path: &str) -> Option<Self> {
         match path {
             "/healthz" | "/readyz" | "/metrics" => None,
+            // A path of gateways. Commands ask it to learn whether they were given the address of one; here it does not exist.
+            "/.well-known/idempotency" => None,
             _ if path == "/v1/claims" || path.starts_with("/v1/claims/") => Some(Self::Produce),
             _ if method == Method::GET || method == Method::HEAD => Some(Self::Look),
             "/v1/events" => Some(Self::Produce),
             _ if path == "/v1/runs" || path.starts_with("/v1/runs/") => Some(Self::Produce),
             _ if path == "/v1/replays" || path.starts_with("/v1/replays/") => Some(Self::Operate),
-            _ if path.starts_with("/v1/keys/") || path.starts_with("/v1/dead-letters/") => {
+            _ if ["/v1/keys/", "/v1/dead-letters/", "/v1/targets/"]
+                .iter()
+                .any(|parent| path.starts_with(parent)) =>
+            {
                 Some(Self::Operate)
             }
             _ => Some(Self::Administrate),
@@ -67,6 +72,15 @@ impl Caller {
     /// Any caller on the machine, if there are no tokens.
     fn local() -> Self {
         Self { name: "local".to_owned(), tenant: None, role: Role::Admin }
+    }
+
+    /// A visitor who has not logged in.
+    pub(crate) fn nobody() -> Self {
+        Self { name: String::new(), tenant: None, role: Role::Producer }
+    }
+
+    pub(crate) fn role(&self) -> Role {
+        self.role
     }
 
     /// The tenant of what it brings in: its own, where it is confined to one, else the one it names.
@@ -144,7 +158,7 @@ impl Access {
     }
 
     /// Whether the request is meant for us, and not sent by a page that somebody else made (csrf, rebinding).
-    pub(super) fn admit<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
+    pub(crate) fn admit<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
         let (headers, method) = (request.headers(), request.method());
         let refuse = |detail: &str| Err(Refusal::new(StatusCode::FORBIDDEN, "foreign_origin", detail));
         // HTTP/2 says it in the target; the listener has seen to it that both are the same where both are there.
@@ -174,13 +188,27 @@ impl Access {
 
     /// Who asks.
     pub(super) fn authenticate(&self, headers: &HeaderMap) -> Result<Caller, LoginError> {
-        if self.tokens.is_empty() {
-            return Ok(Caller::local());
-        }
         let given = headers.get(header::AUTHORIZATION).and_then(|given| given.to_str().ok());
-        let Some(given) = given.and_then(bearer) else {
-            return Err(LoginError::Missing);
-        };
+        self.find(given.and_then(bearer))
+    }
+
+    /// The caller without a login: the listener is on loopback, and there are no tokens.
+    pub(crate) fn local_caller(&self) -> Option<Caller> {
+        self.tokens.is_empty().then(Caller::local)
+    }
+
+    /// The caller with the token of this hash, while the config has it.
+    pub(crate) fn caller_of(&self, token: &blake3::Hash) -> Option<Caller> {
+        // Comparing hashes takes constant time.
+        self.tokens.iter().find(|(hash, _)| hash == token).map(|(_, caller)| caller.clone())
+    }
+
+    /// The caller with this token.
+    pub(super) fn find(&self, token: Option<&str>) -> Result<Caller, LoginError> {
+        if let Some(local) = self.local_caller() {
+            return Ok(local);
+        }
+        let Some(given) = token else { return Err(LoginError::Missing) };
         let given = blake3::hash(given.as_bytes());
         // All are compared, each in constant time: how long it takes says nothing about any of them.
         let found = self.tokens.iter().fold(None, |found, (hash, caller)| {
@@ -245,6 +273,7 @@ mod tests {
     fn paths_need_their_rights() {
         let needed = |method: Method, path| Right::needed(&method, path);
         assert_eq!(needed(Method::GET, "/metrics"), None);
+        assert_eq!(needed(Method::GET, "/.well-known/idempotency"), None);
         assert_eq!(needed(Method::GET, "/openapi.json"), Some(Right::Look));
         assert_eq!(needed(Method::GET, "/v1/keys"), Some(Right::Look));
         assert_eq!(needed(Method::POST, "/v1/keys/x/forget"), Some(Right::Operate));
@@ -254,6 +283,8 @@ mod tests {
         assert_eq!(needed(Method::GET, "/v1/events"), Some(Right::Look));
         assert_eq!(needed(Method::GET, "/v1/story/x"), Some(Right::Look));
         assert_eq!(needed(Method::POST, "/v1/dead-letters/x/discard"), Some(Right::Operate));
+        assert_eq!(needed(Method::POST, "/v1/targets/x/pause"), Some(Right::Operate));
+        assert_eq!(needed(Method::GET, "/v1/targets"), Some(Right::Look));
         assert_eq!(needed(Method::DELETE, "/v1/other"), Some(Right::Administrate));
     }
 

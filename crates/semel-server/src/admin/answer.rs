@@ -61,15 +61,20 @@ pub(super) struct Problem {
 
 impl Refusal {
     /// What is wrong, in words for people.
-    pub(super) fn detail(&self) -> &str {
+    pub(crate) fn detail(&self) -> &str {
         &self.detail
     }
 
-    pub(super) fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
+    /// The status of its answer.
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub(crate) fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
         Self { status, code, detail: detail.into(), retry_after: None, more: Box::default() }
     }
 
-    pub(super) fn not_found(detail: impl Into<String>) -> Self {
+    pub(crate) fn not_found(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", detail)
     }
 
@@ -87,7 +92,7 @@ impl Refusal {
     }
 
     /// What was sent cannot be used.
-    pub(super) fn bad(detail: impl Into<String>) -> Self {
+    pub(crate) fn bad(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "bad_request", detail)
     }
 
@@ -107,6 +112,19 @@ impl Refusal {
     pub(super) fn with_retry_after(mut self, retry_after: Duration) -> Self {
         self.retry_after = Some(retry_after);
         self
+    }
+
+    /// The refusal as a document.
+    pub(super) fn into_problem(self) -> Problem {
+        Problem {
+            r#type: "about:blank",
+            title: self.status.canonical_reason().unwrap_or_default(),
+            status: self.status.as_u16(),
+            detail: self.detail,
+            code: self.code,
+            retryable: self.retry_after.is_some(),
+            more: *self.more,
+        }
     }
 
     pub(super) fn payload_too_large(limit: usize) -> Self {
@@ -142,7 +160,12 @@ impl From<store::Error> for Refusal {
             refusal.retry_after = error.retry_after().or(Some(Duration::from_secs(1)));
             return refusal;
         }
-        tracing::warn!(target: "semel", %error, "store request of the admin API failed");
+        // The store logs its outage once.
+        if error.is_logged() {
+            tracing::debug!(target: "semel", %error, "store request of the admin API failed");
+        } else {
+            tracing::warn!(target: "semel", %error, "store request of the admin API failed");
+        }
         let mut refusal = Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", error.to_string());
         refusal.retry_after = Some(Duration::from_secs(1));
         refusal
@@ -151,23 +174,16 @@ impl From<store::Error> for Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let problem = Problem {
-            r#type: "about:blank",
-            title: self.status.canonical_reason().unwrap_or_default(),
-            status: self.status.as_u16(),
-            detail: self.detail,
-            code: self.code,
-            retryable: self.retry_after.is_some(),
-            more: *self.more,
-        };
+        let (status, retry_after) = (self.status, self.retry_after);
+        let problem = self.into_problem();
         let problem = serde_json::to_string(&problem).unwrap_or_default();
         let mut response =
-            (self.status, [(header::CONTENT_TYPE, "application/problem+json")], problem).into_response();
+            (status, [(header::CONTENT_TYPE, "application/problem+json")], problem).into_response();
         let headers = response.headers_mut();
-        if let Some(after) = self.retry_after {
+        if let Some(after) = retry_after {
             headers.insert(header::RETRY_AFTER, after.as_secs().max(1).into());
         }
-        if self.status == StatusCode::UNAUTHORIZED {
+        if status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
@@ -175,7 +191,7 @@ impl IntoResponse for Refusal {
 }
 
 /// An answer in JSON.
-pub(super) struct Answer<T> {
+pub(crate) struct Answer<T> {
     status: StatusCode,
     header: Option<(HeaderName, HeaderValue)>,
     body: T,
@@ -215,7 +231,7 @@ impl<T: Serialize> IntoResponse for Answer<T> {
 }
 
 /// A JSON body that the handler parses when it has checked what comes first.
-pub(super) struct JsonBody<T>(Bytes, PhantomData<T>);
+pub(crate) struct JsonBody<T>(Bytes, PhantomData<T>);
 
 impl<T: DeserializeOwned> JsonBody<T> {
     pub(super) fn read(&self) -> Result<T, Refusal> {
@@ -224,10 +240,22 @@ impl<T: DeserializeOwned> JsonBody<T> {
 }
 
 impl<T, S: Send + Sync> FromRequest<S> for JsonBody<T> {
-    type Rejection = BytesRejection;
+    type Rejection = Refusal;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, BytesRejection> {
-        Ok(Self(Bytes::from_request(request, state).await?, PhantomData))
+    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+        let bytes = Bytes::from_request(request, state).await.map_err(unread)?;
+        Ok(Self(bytes, PhantomData))
+    }
+}
+
+/// The refusal of a body that was not read to its end.
+fn unread(rejection: BytesRejection) -> Refusal {
+    let status = rejection.into_response().status();
+    if status == StatusCode::PAYLOAD_TOO_LARGE {
+        let detail = "the body is larger than this server reads; `max_outcome` in [store] allows more";
+        Refusal::new(status, "payload_too_large", detail)
+    } else {
+        Refusal::bad("the body could not be read to its end")
     }
 }
 
@@ -290,7 +318,7 @@ impl<S: Send + Sync> FromRequestParts<S> for PathId {
 }
 
 /// A reason for what is done by hand.
-pub(super) fn reason(reason: &str) -> Result<&str, Refusal> {
+pub(crate) fn reason(reason: &str) -> Result<&str, Refusal> {
     let reason = reason.trim();
     if reason.is_empty() { Err(Refusal::bad("reason: required for the audit log")) } else { Ok(reason) }
 }

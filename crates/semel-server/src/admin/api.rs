@@ -318,7 +318,7 @@ macro_rules! describe_functions {
     )*};
 }
 
-describe_functions! { () (A) (A, B) (A, B, C) (A, B, C, D) }
+describe_functions! { () (A) (A, B) (A, B, C) (A, B, C, D) (A, B, C, D, E) }
 
 impl Input for State<Arc<Admin>> {}
 impl Input for Extension<Caller> {}

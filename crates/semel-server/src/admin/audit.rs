@@ -3,9 +3,14 @@
 //! A line is written first and the change follows, so a crash in between leaves a line too many and never one too few. A
 //! change that is refused afterwards gets a second line that says so. Without a ledger there is no durable place: then
 //! the lines are in the log of this process only, and the answer says `"audit": "log"`.
+//!
+//! A line has the state before and after the change. The ledger keeps both behind the reason, each after a unit separator, so that
+//! lines of earlier versions need no migration: they have a reason only.
 
 use axum::http::StatusCode;
+use semel_pipeline::id::JobId;
 use semel_pipeline::ledger::AuditLine;
+use tracing::Instrument as _;
 
 use super::Admin;
 use super::access::Caller;
@@ -20,6 +25,61 @@ pub(super) enum AuditPlace {
     Log,
 }
 
+/// Between the reason and the states of a stored line.
+const SEPARATOR: char = '\u{1f}';
+
+/// The state of something before and after a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct States {
+    pub(crate) before: String,
+    pub(crate) after: String,
+}
+
+impl States {
+    pub(super) fn new(before: impl Into<String>, after: impl Into<String>) -> Self {
+        Self { before: before.into(), after: after.into() }
+    }
+}
+
+/// A reason as it is stored: nobody can write states into it.
+pub(super) fn plain(reason: &str) -> String {
+    reason.replace(SEPARATOR, " ")
+}
+
+/// A line about a change.
+pub(super) fn line(
+    caller: &Caller,
+    action: &str,
+    subject: String,
+    reason: &str,
+    states: &States,
+) -> AuditLine {
+    let [reason, before, after] = [reason, &states.before, &states.after].map(plain);
+    AuditLine {
+        who: caller.name.clone(),
+        action: action.to_owned(),
+        subject,
+        reason: format!("{reason}{SEPARATOR}{before}{SEPARATOR}{after}"),
+    }
+}
+
+/// The reason of a stored line, and the states if it has them.
+pub(crate) fn read(line: &AuditLine) -> (&str, Option<States>) {
+    let mut parts = line.reason.split(SEPARATOR);
+    let reason = parts.next().unwrap_or_default();
+    if let (Some(before), Some(after)) = (parts.next(), parts.next()) {
+        return (reason, Some(States::new(before, after)));
+    }
+    // The line of a pause has the reason that the pause shows, and nothing else.
+    let is_job = line.subject.parse::<JobId>().is_ok();
+    let states = match line.action.as_str() {
+        "pause" if !is_job => Some(States::new("delivering", "paused")),
+        "resume" if !is_job => Some(States::new("paused", "delivering")),
+        _ => None,
+    };
+    (reason, states)
+}
+
 /// Writes a line about what the caller is about to do.
 ///
 /// # Errors
@@ -30,11 +90,10 @@ pub(super) async fn write(
     action: &str,
     subject: String,
     reason: &str,
+    states: &States,
 ) -> Result<AuditPlace, Refusal> {
     let Some(pipeline) = &admin.pipeline else { return Ok(AuditPlace::Log) };
-    let line =
-        AuditLine { who: caller.name.clone(), action: action.to_owned(), subject, reason: reason.to_owned() };
-    pipeline.ledger.audit(line).await?;
+    pipeline.ledger.audit(line(caller, action, subject, reason, states)).await?;
     Ok(AuditPlace::Ledger)
 }
 
@@ -45,9 +104,12 @@ pub(super) async fn write_refused(
     action: &str,
     subject: String,
     reason: &str,
+    before: &str,
 ) {
     let action = format!("{action} refused");
-    if let Err(error) = write(admin, caller, &action, subject, reason).await {
+    // Nothing was changed.
+    let states = States::new(before, before);
+    if let Err(error) = write(admin, caller, &action, subject, reason, &states).await {
         tracing::warn!(
             target: "semel::audit",
             user = caller.name,
@@ -59,10 +121,10 @@ pub(super) async fn write_refused(
 }
 
 /// Runs what a person asked for in a task of its own: a client that hangs up midway leaves no gap in the audit log.
-pub(super) async fn run_to_completion<T: Send + 'static>(
+pub(crate) async fn run_to_completion<T: Send + 'static>(
     action: impl Future<Output = Result<T, Refusal>> + Send + 'static,
 ) -> Result<T, Refusal> {
-    let ended = tokio::spawn(action).await;
+    let ended = tokio::spawn(action.in_current_span()).await;
     ended.unwrap_or_else(|error| {
         Err(Refusal::new(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -70,4 +132,27 @@ pub(super) async fn run_to_completion<T: Send + 'static>(
             format!("it was not finished: {error}"),
         ))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(action: &str, subject: &str, reason: &str) -> AuditLine {
+        let [who, action, subject, reason] = ["ann", action, subject, reason].map(str::to_owned);
+        AuditLine { who, action, subject, reason }
+    }
+
+    #[test]
+    fn a_line_keeps_its_states_behind_the_reason() {
+        let caller = Caller::nobody();
+        let states = States::new("pending", "discarded");
+        let written = line(&caller, "discard", "dlq_1".to_owned(), "not needed\u{1f}x\u{1f}y", &states);
+        assert_eq!(read(&written), ("not needed x y", Some(states)));
+        // Of an earlier version.
+        assert_eq!(read(&stored("discard", "dlq_1", "not needed")), ("not needed", None));
+        let paused = Some(States::new("delivering", "paused"));
+        assert_eq!(read(&stored("pause", "billing", "they move")), ("they move", paused));
+        assert_eq!(read(&stored("pause", "rpl_00000000000000000000000000", "x")).1, None);
+    }
 }

@@ -3,6 +3,10 @@
 //! The server keeps nothing between two calls: a claim id holds all that a later step needs. So a worker may go on
 //! with another server of the same store, or with this one after a crash, and may repeat every step.
 
+mod batch;
+mod deferred;
+mod leases;
+mod steps;
 mod ticket;
 
 use std::sync::Arc;
@@ -15,8 +19,7 @@ use schemars::JsonSchema;
 use semel::Engine;
 use semel::fingerprint::Payload;
 use semel::key::{Key, KeyId};
-use semel::outcome::Outcome;
-use semel::record::{self, Begin, Command, Owner, Phase, Ruling, Terms};
+use semel::record::{self, Begin, Owner, Ruling, Terms};
 use semel::secret::Secret;
 use semel::store;
 use serde::{Deserialize, Serialize};
@@ -24,10 +27,12 @@ use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use self::deferred::Deferred;
+use self::leases::Leases;
 use self::ticket::{Sealer, Ticket};
 use super::Admin;
 use super::access::Caller;
-use super::answer::{self, Answer, JsonBody, PathId, Refusal};
+use super::answer::{self, Answer, JsonBody, Refusal};
 use super::api::{Api, Needs};
 use super::records::{MODES, OutcomeContent};
 use super::schema::{Names, OneOf};
@@ -36,6 +41,8 @@ use crate::config::show_duration;
 /// How often a waiting claim looks although nothing was pushed.
 const BACKSTOP: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// The smallest limit of a body: a thousand claim ids fit, whatever the limit of outcomes is.
+const SMALLEST_BODY_LIMIT: usize = 1 << 20;
 
 /// What the claims API keeps for itself.
 pub(super) struct Claims {
@@ -44,6 +51,8 @@ pub(super) struct Claims {
     max_outcome: usize,
     reserved: Option<String>,
     engine: Engine,
+    deferred: Deferred,
+    leases: Leases,
 }
 
 impl Claims {
@@ -60,34 +69,46 @@ impl Claims {
             max_outcome,
             reserved,
             engine: engine.clone(),
+            deferred: Deferred::default(),
+            leases: Leases::default(),
         }
+    }
+
+    /// Waits until every completion that was answered early is in the store, or was given up.
+    pub(super) async fn drain(&self) {
+        self.deferred.drain().await;
     }
 
     /// The largest body that is read: an outcome, and some room around it.
     pub(super) fn body_limit(&self) -> usize {
-        self.max_outcome.saturating_mul(2).saturating_add(64 << 10)
+        self.max_outcome.saturating_mul(2).saturating_add(64 << 10).max(SMALLEST_BODY_LIMIT)
     }
 
-    /// Claims, and waits for somebody else's effect until the deadline.
+    /// Claims, and waits for somebody else's effect until the deadline. Also returns when the store was last asked: the lease of a
+    /// won claim is not older than that.
     async fn claim(
         &self,
         id: KeyId,
         claim: record::NewClaim,
         wait: Duration,
-    ) -> Result<Ruling, store::Error> {
+    ) -> Result<(Ruling, Instant), store::Error> {
+        let mut asked_at = Instant::now();
+        // Most keys are free or done: the first question needs no subscription.
+        let mut ruling = self.engine.apply_claim(id, claim.clone()).await?;
+        if wait.is_zero() || !matches!(ruling, Ruling::Busy { .. }) {
+            return Ok((ruling, asked_at));
+        }
+        let Ok(_seat) = self.waiters.try_acquire() else { return Ok((ruling, asked_at)) };
         let deadline = Instant::now() + wait;
-        let mut seat = None;
         loop {
             // Subscribed before the question: no change in between is missed.
             let mut watch = self.engine.store().watch(id);
-            let ruling = self.engine.apply(id, Command::Claim(claim.clone())).await?;
-            let Ruling::Busy { lease_left } = ruling else { return Ok(ruling) };
-            if seat.is_none() {
-                seat = self.waiters.try_acquire().ok();
-            }
+            asked_at = Instant::now();
+            ruling = self.engine.apply_claim(id, claim.clone()).await?;
+            let Ruling::Busy { lease_left } = ruling else { return Ok((ruling, asked_at)) };
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || seat.is_none() {
-                return Ok(ruling);
+            if left.is_zero() {
+                return Ok((ruling, asked_at));
             }
             // A dead owner pushes nothing: the end of its lease is looked at too.
             let pause = left.min(BACKSTOP).min(lease_left + Duration::from_millis(5));
@@ -97,36 +118,12 @@ impl Claims {
 }
 
 pub(super) fn routes(api: &mut Api) {
-    let missing = "No claim has this ID.";
-    let lost = "Code `lost`: the claim belongs to someone else. If the key has an outcome for the same payload, it is in `outcome`.";
     let mut group = api.group("claims", "`claim_id` of the claim.", Needs::Store);
     group
         .post("/v1/claims", claim, "Claim a key.")
         .problem(409, "Code `lost`: this owner released the claim before.");
-    group
-        .post("/v1/claims/{claim_id}/begin", begin, "Mark that the effect may start. Repeatable.")
-        .problem(404, missing)
-        .problem(409, lost);
-    group
-        .post("/v1/claims/{claim_id}/renew", renew, "Extend the lease, up to in_flight_max. Repeatable.")
-        .problem(404, missing)
-        .problem(409, lost);
-    group
-        .post(
-            "/v1/claims/{claim_id}/complete",
-            complete,
-            "Store the outcome. Repeatable with the same outcome.",
-        )
-        .problem(404, missing)
-        .problem(409, lost);
-    group
-        .post(
-            "/v1/claims/{claim_id}/release",
-            release,
-            "Release the claim: the effect did not start. Repeatable.",
-        )
-        .problem(404, missing)
-        .problem(409, lost);
+    steps::routes(&mut group);
+    batch::routes(&mut group);
 }
 
 /// A claim on a key.
@@ -146,6 +143,10 @@ struct ClaimRequest {
     payload: Option<Box<RawValue>>,
     #[schemars(with = "Option<OneOf<ClaimMode>>", extend("default" = "marked"))]
     mode: Option<String>,
+    /// True: the effect may start as soon as the claim is won, without a call of `begin`.
+    #[serde(default)]
+    #[schemars(extend("default" = false))]
+    begin: bool,
     /// 30s by default.
     lease: Option<String>,
     /// 60s by default.
@@ -194,6 +195,9 @@ struct ClaimResult {
     /// won: remaining time of the lease.
     #[serde(skip_serializing_if = "Option::is_none")]
     lease_left: Option<String>,
+    /// won: the largest outcome that is kept, in bytes of JSON. Of a larger one, send `not_kept` instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_outcome: Option<usize>,
     /// won: the key for `provider`.
     #[serde(skip_serializing_if = "Option::is_none")]
     derived_key: Option<String>,
@@ -271,12 +275,15 @@ async fn claim(
     Extension(caller): Extension<Caller>,
     body: JsonBody<ClaimRequest>,
 ) -> Result<Answer<ClaimResult>, Refusal> {
-    let asked = body.read()?;
+    Answer::ok(claim_key(&admin, &caller, &body.read()?).await?)
+}
+
+async fn claim_key(admin: &Admin, caller: &Caller, asked: &ClaimRequest) -> Result<ClaimResult, Refusal> {
     // Its keys are clients' own; a worker that claimed one would answer for somebody else.
     if admin.claims.reserved.as_ref() == Some(&asked.namespace) {
         return Err(Refusal::bad("namespace: this one is the gateway's; take another"));
     }
-    let (key, terms, owner) = (asked.key(&caller), asked.terms()?, asked.owner()?);
+    let (key, terms, owner) = (asked.key(caller), asked.terms()?, asked.owner()?);
     let wait = answer::length("wait", asked.wait.as_deref())?
         .unwrap_or_default()
         .min(LONGEST_WAIT)
@@ -287,21 +294,23 @@ async fn claim(
         owner,
         fingerprint,
         terms: Arc::new(terms),
-        begin: Begin::Later,
+        begin: if asked.begin { Begin::WithClaim } else { Begin::Later },
         hint: key.hint(),
     };
-    let ruling = admin.claims.claim(id, claim, wait).await?;
+    let (ruling, asked_at) = admin.claims.claim(id, claim, wait).await?;
     let mut result = ClaimResult { key_id: id.to_string(), ..ClaimResult::default() };
     result.status = match ruling {
         Ruling::Won(win) => {
             let ticket = Ticket { id, grant: win.grant, fingerprint };
             let epoch = win.epoch.get();
+            admin.claims.leases.extend(id, win.grant, asked_at + win.lease_left);
             result.claim_id = Some(admin.claims.sealer.seal(&ticket, caller.tenant.as_deref()));
             result.owner = Some(hex(owner.as_bytes()));
             result.fence = Some(win.grant.fence().get());
             result.attempt = Some(win.attempt);
             result.epoch = Some(epoch);
             result.lease_left = Some(show_duration(win.lease_left));
+            result.max_outcome = Some(admin.claims.max_outcome);
             result.derived_key = asked
                 .provider
                 .as_ref()
@@ -328,144 +337,11 @@ async fn claim(
         }
     };
     admin.metrics.claim(result.status);
-    tracing::info!(
+    tracing::debug!(
         target: "semel::claims",
         user = caller.name, operation = asked.namespace, key = %key.hint(), id = %id, outcome = result.status
     );
-    Answer::ok(result)
-}
-
-/// A claim with an extended lease.
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "Extended")]
-struct ClaimExtension {
-    #[schemars(extend("enum" = ["begun", "renewed"]))]
-    status: &'static str,
-    /// Remaining time of the lease.
-    lease_left: String,
-}
-
-async fn begin(
-    state: State<Arc<Admin>>,
-    caller: Extension<Caller>,
-    claim_id: PathId,
-) -> Result<Answer<ClaimExtension>, Refusal> {
-    extend(state, caller, claim_id, "begun", Command::Begin).await
-}
-
-async fn renew(
-    state: State<Arc<Admin>>,
-    caller: Extension<Caller>,
-    claim_id: PathId,
-) -> Result<Answer<ClaimExtension>, Refusal> {
-    extend(state, caller, claim_id, "renewed", Command::Renew).await
-}
-
-async fn extend(
-    State(admin): State<Arc<Admin>>,
-    Extension(caller): Extension<Caller>,
-    PathId(claim_id): PathId,
-    status: &'static str,
-    command: fn(record::Grant) -> Command,
-) -> Result<Answer<ClaimExtension>, Refusal> {
-    let ticket = admin.claims.sealer.open(&claim_id, caller.tenant.as_deref())?;
-    match admin.engine.apply(ticket.id, command(ticket.grant)).await? {
-        Ruling::Accepted { lease_left } => {
-            admin.metrics.claim("accepted");
-            Answer::ok(ClaimExtension { status, lease_left: show_duration(lease_left) })
-        }
-        ruling => Err(lost(&admin, ruling)),
-    }
-}
-
-/// The outcome of an effect.
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(inline)]
-struct CompleteRequest {
-    /// Any JSON. It is replayed as it was given.
-    outcome: Option<Box<RawValue>>,
-    /// How long to replay the outcome, instead of the retention of the claim.
-    retention: Option<String>,
-}
-
-/// The outcome is stored.
-#[derive(Serialize, JsonSchema)]
-#[schemars(inline)]
-struct Completion {
-    #[schemars(extend("const" = "done"))]
-    status: &'static str,
-}
-
-/// The claim is released.
-#[derive(Serialize, JsonSchema)]
-#[schemars(inline)]
-struct Release {
-    #[schemars(extend("const" = "released"))]
-    status: &'static str,
-}
-
-async fn complete(
-    State(admin): State<Arc<Admin>>,
-    Extension(caller): Extension<Caller>,
-    PathId(claim_id): PathId,
-    body: JsonBody<CompleteRequest>,
-) -> Result<Answer<Completion>, Refusal> {
-    let CompleteRequest { outcome, retention } = body.read()?;
-    let retention = answer::length("retention", retention.as_deref())?;
-    let ticket = admin.claims.sealer.open(&claim_id, caller.tenant.as_deref())?;
-    let text = outcome.as_ref().map_or("null", |outcome| outcome.get());
-    let outcome = if text.len() <= admin.claims.max_outcome {
-        Outcome::new("json", text)
-    } else {
-        let most = admin.claims.max_outcome;
-        Outcome::tombstone("json", format!("{} bytes are more than the {most} that are kept", text.len()))
-    };
-    let Ticket { id, grant, fingerprint } = ticket;
-    let command = Command::Complete { grant, fingerprint, outcome: Arc::new(outcome), retention };
-    match admin.engine.apply(id, command).await? {
-        Ruling::Accepted { .. } => {
-            admin.metrics.claim("accepted");
-            tracing::info!(target: "semel::claims", user = caller.name, id = %id, outcome = "completed");
-            Answer::ok(Completion { status: "done" })
-        }
-        ruling => Err(lost(&admin, ruling)),
-    }
-}
-
-async fn release(
-    State(admin): State<Arc<Admin>>,
-    Extension(caller): Extension<Caller>,
-    PathId(claim_id): PathId,
-) -> Result<Answer<Release>, Refusal> {
-    let Ticket { id, grant, .. } = admin.claims.sealer.open(&claim_id, caller.tenant.as_deref())?;
-    let ruling = admin.engine.apply(id, Command::Release(grant)).await?;
-    let released = match &ruling {
-        Ruling::Accepted { .. } => true,
-        // The answer to an earlier release may have got lost: the stub still knows whose it was.
-        _ => admin.engine.store().get(id).await?.is_some_and(|found| {
-            let mine = found.record.owner == grant.owner() && found.record.fence == grant.fence();
-            mine && matches!(found.phase(), Phase::Vacant | Phase::Bound)
-        }),
-    };
-    if !released {
-        return Err(lost(&admin, ruling));
-    }
-    admin.metrics.claim("accepted");
-    tracing::info!(target: "semel::claims", user = caller.name, id = %id, outcome = "released");
-    Answer::ok(Release { status: "released" })
-}
-
-/// The claim is no longer the caller's. Where somebody else's outcome stands for the same payload, it is in the answer.
-fn lost(admin: &Admin, ruling: Ruling) -> Refusal {
-    admin.metrics.claim("lost");
-    let detail = "the claim is no longer yours: its lease ended, or it was taken away; answer with the outcome that \
-                  stands, never with your own";
-    let refusal = Refusal::new(StatusCode::CONFLICT, "lost", detail);
-    match ruling {
-        Ruling::Lost { winner: Some(winner) } => refusal.with_outcome(OutcomeContent::new(&winner)),
-        _ => refusal,
-    }
+    Ok(result)
 }
 
 fn hex(bytes: &[u8; 16]) -> String {

@@ -11,7 +11,7 @@ use semel::time::{Clock as _, SystemClock};
 use semel_pipeline::event::{NewEvent, Notes, Origin, Trace};
 use semel_pipeline::id::{DeliveryId, EventId, EventKind, LetterId};
 use semel_pipeline::ledger::{AuditLine, Audited, LetterFilter};
-use semel_pipeline::letter::{Cause, FailureGroup, Letter, SourceMessage, Status};
+use semel_pipeline::letter::{Cause, FailureGroup, FailureGroups, Letter, SourceMessage, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -20,6 +20,7 @@ use super::Admin;
 use super::access::{Caller, Right};
 use super::answer::{self, Answer, JsonBody, PathId, Refusal};
 use super::api::{Api, Needs};
+use super::audit::{self, States};
 use super::deliveries::AttemptDetails;
 use super::events::PayloadContent;
 use super::listing::{Filters, ListQuery, ListRequest, Page, Parameter, id_of};
@@ -62,7 +63,7 @@ pub(super) fn routes(api: &mut Api) {
         )
         .success(&[(201, "The copy.")])
         .problem(404, missing);
-    group.get("/v1/audit", audit, "List changes by operators, the newest first.");
+    group.get("/v1/audit", audit_log, "List changes by operators, the newest first.");
 }
 
 /// A dead letter.
@@ -189,6 +190,17 @@ impl DeadLetterGroup {
     }
 }
 
+/// Groups of dead letters, the largest first.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+struct GroupPage {
+    items: Vec<DeadLetterGroup>,
+    /// Always null: all groups are in one page.
+    next: Option<String>,
+    /// True if there are more than 100,000 dead letters, or that many with this `status`: the oldest are not counted.
+    partial: bool,
+}
+
 struct DeadLetterFilters;
 
 impl Filters for DeadLetterFilters {
@@ -222,10 +234,11 @@ async fn list(
 async fn groups(
     State(admin): State<Arc<Admin>>,
     query: ListQuery<DeadLetterFilters>,
-) -> Result<Answer<Page<DeadLetterGroup>>, Refusal> {
+) -> Result<Answer<GroupPage>, Refusal> {
     let pipeline = admin.pipeline()?;
-    let groups = pipeline.ledger.groups(filter(&mut query.read()?)?).await?;
-    Page::answer(groups.iter().map(DeadLetterGroup::new).collect(), None)
+    let FailureGroups { groups, is_partial } = pipeline.ledger.groups(filter(&mut query.read()?)?).await?;
+    let items = groups.iter().map(DeadLetterGroup::new).collect();
+    Answer::ok(GroupPage { items, next: None, partial: is_partial })
 }
 
 async fn show(
@@ -258,7 +271,7 @@ pub(crate) struct ChangeRequest {
 /// A change of a dead letter. It is in the audit log.
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
-struct DeadLetterChange {
+pub(crate) struct DeadLetterChange {
     #[schemars(with = "String")]
     id: LetterId,
     action: &'static str,
@@ -272,7 +285,7 @@ async fn discard(
     PathId(id): PathId,
     body: JsonBody<ChangeRequest>,
 ) -> Result<Answer<DeadLetterChange>, Refusal> {
-    change(&admin, &caller, &id, &body, Change::Discard).await
+    Answer::ok(change(&admin, &caller, id_of(&id)?, &body.read()?, LetterAction::Discard).await?)
 }
 
 async fn restore(
@@ -281,39 +294,47 @@ async fn restore(
     PathId(id): PathId,
     body: JsonBody<ChangeRequest>,
 ) -> Result<Answer<DeadLetterChange>, Refusal> {
-    change(&admin, &caller, &id, &body, Change::Restore).await
+    Answer::ok(change(&admin, &caller, id_of(&id)?, &body.read()?, LetterAction::Restore).await?)
 }
 
-#[derive(Clone, Copy)]
-enum Change {
+/// What an operator does with a dead letter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LetterAction {
     Discard,
     Restore,
 }
 
-async fn change(
+/// Discards or restores a dead letter.
+///
+/// # Errors
+/// There is no such dead letter, or its status does not allow it.
+pub(crate) async fn change(
     admin: &Admin,
     caller: &Caller,
-    id: &str,
-    body: &JsonBody<ChangeRequest>,
-    change: Change,
-) -> Result<Answer<DeadLetterChange>, Refusal> {
+    id: LetterId,
+    asked: &ChangeRequest,
+    change: LetterAction,
+) -> Result<DeadLetterChange, Refusal> {
     let pipeline = admin.pipeline()?;
-    let id: LetterId = id_of(id)?;
-    let ChangeRequest { reason } = body.read()?;
+    let reason = &asked.reason;
     let action = match change {
-        Change::Discard => "discard",
-        Change::Restore => "restore",
+        LetterAction::Discard => "discard",
+        LetterAction::Restore => "restore",
     };
-    let line = AuditLine {
-        who: caller.name.clone(),
-        action: action.to_owned(),
-        subject: id.to_string(),
-        reason: answer::reason(&reason)?.to_owned(),
+    let reason_given = answer::reason(reason)?;
+    let story = pipeline.ledger.letter(id).await?;
+    let before =
+        story.ok_or_else(|| Refusal::not_found(format!("there is no dead letter {id}")))?.letter.status;
+    let after = match change {
+        LetterAction::Discard => Status::Discarded,
+        LetterAction::Restore => Status::Pending,
     };
+    let states = States::new(before.as_str(), after.as_str());
+    let line = audit::line(caller, action, id.to_string(), reason_given, &states);
     // The ledger writes the change and its line in one transaction.
     match change {
-        Change::Discard => pipeline.ledger.discard(id, line).await?,
-        Change::Restore => pipeline.ledger.restore(id, line).await?,
+        LetterAction::Discard => pipeline.ledger.discard(id, line).await?,
+        LetterAction::Restore => pipeline.ledger.restore(id, line).await?,
     }
     tracing::info!(
         target: "semel::audit", audit = true,
@@ -325,7 +346,7 @@ async fn change(
         "dead letter changed by an operator"
     );
     let status = pipeline.ledger.letter(id).await?.map(|story| story.letter.status);
-    Answer::ok(DeadLetterChange { id, action, status })
+    Ok(DeadLetterChange { id, action, status })
 }
 
 /// Another payload for a copy of a dead letter.
@@ -347,10 +368,10 @@ pub(crate) struct EditRequest {
 /// An edited copy of a dead letter.
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
-struct EditResult {
+pub(crate) struct EditResult {
     /// ID of the copy: dlq_….
     #[schemars(with = "String")]
-    id: LetterId,
+    pub(crate) id: LetterId,
     #[schemars(with = "String")]
     copy_of: LetterId,
     #[schemars(with = "String")]
@@ -365,9 +386,21 @@ async fn edit(
     PathId(id): PathId,
     body: JsonBody<EditRequest>,
 ) -> Result<Answer<EditResult>, Refusal> {
+    let result = copy_edited(&admin, &caller, id_of(&id)?, body.read()?).await?;
+    Ok(Answer::new(StatusCode::CREATED, result))
+}
+
+/// Copies a dead letter with another payload.
+///
+/// # Errors
+/// The payload or the target cannot be used.
+pub(crate) async fn copy_edited(
+    admin: &Admin,
+    caller: &Caller,
+    id: LetterId,
+    asked: EditRequest,
+) -> Result<EditResult, Refusal> {
     let pipeline = admin.pipeline()?;
-    let id: LetterId = id_of(&id)?;
-    let asked = body.read()?;
     let reason = answer::reason(&asked.reason)?.to_owned();
     if asked.payload.get().len() > pipeline.max_payload {
         return Err(Refusal::bad("payload: it is larger than `payload` in [limits] allows"));
@@ -404,12 +437,10 @@ async fn edit(
         trace: Trace::default(),
     };
     let event = copy.id;
-    let line = AuditLine {
-        who: caller.name.clone(),
-        action: "edit".to_owned(),
-        subject: id.to_string(),
-        reason: reason.clone(),
-    };
+    // The letter itself does not change.
+    let before = letter.status.as_str();
+    let states = States::new(before, format!("{before}, copied as {event}"));
+    let line = audit::line(caller, "edit", id.to_string(), &reason, &states);
     let made = pipeline.ledger.edit(id, copy, line).await?;
     tracing::info!(
         target: "semel::audit", audit = true,
@@ -421,8 +452,7 @@ async fn edit(
         outcome = "done",
         "edited copy of a dead letter created"
     );
-    let result = EditResult { id: made, copy_of: id, event_id: event, status: Status::Pending };
-    Ok(Answer::new(StatusCode::CREATED, result))
+    Ok(EditResult { id: made, copy_of: id, event_id: event, status: Status::Pending })
 }
 
 struct AuditFilters;
@@ -443,16 +473,22 @@ struct AuditEntry {
     /// ID of the changed thing.
     subject: String,
     reason: String,
+    /// State before the change; null in entries of earlier versions.
+    before: Option<String>,
+    /// State after the change.
+    after: Option<String>,
 }
 
 impl AuditEntry {
     fn new(audited: &Audited) -> Self {
-        let AuditLine { who, action, subject, reason } = audited.line.clone();
-        Self { at: time(audited.at), who, action, subject, reason }
+        let AuditLine { who, action, subject, .. } = audited.line.clone();
+        let (reason, states) = audit::read(&audited.line);
+        let (before, after) = states.map(|states| (states.before, states.after)).unzip();
+        Self { at: time(audited.at), who, action, subject, reason: reason.to_owned(), before, after }
     }
 }
 
-async fn audit(
+async fn audit_log(
     State(admin): State<Arc<Admin>>,
     query: ListQuery<AuditFilters>,
 ) -> Result<Answer<Page<AuditEntry>>, Refusal> {

@@ -1,5 +1,6 @@
 //! `/v1/deliveries`: list, show.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -7,7 +8,8 @@ use schemars::JsonSchema;
 use semel_pipeline::delivery::{AttemptClass, Delivery, DeliveryAttempt, DeliveryHistory, DeliveryState};
 use semel_pipeline::event::Event;
 use semel_pipeline::id::{DeliveryId, EventId, JobId, LetterId};
-use semel_pipeline::ledger::{self, DeliveryFilter, Paged};
+use semel_pipeline::ledger::{DeliveryFilter, Paged};
+use semel_pipeline::target::Targets;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -51,6 +53,13 @@ pub(super) struct DeliveryDetails {
     epoch: u32,
     /// When the next attempt may start.
     due_at: Option<String>,
+    /// Round of the next attempt, or of the last one if no other follows. Null if the target is not in the configuration. Not in
+    /// lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    round: Option<u32>,
+    /// Number of rounds: the pauses of the target's schedule, plus one. Not in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rounds: Option<u32>,
     /// The last failure.
     error: Option<String>,
     #[schemars(with = "Option<String>")]
@@ -75,7 +84,9 @@ impl DeliveryDetails {
             attempts_made: delivery.attempts,
             crashes: delivery.crashes,
             epoch: delivery.epoch,
-            due_at: delivery.state.is_takeable().then(|| time(delivery.due_at)),
+            due_at: due_at(delivery),
+            round: None,
+            rounds: None,
             error: delivery.error.clone(),
             dlq_id: delivery.letter,
             created_at: time(delivery.created_at),
@@ -85,10 +96,29 @@ impl DeliveryDetails {
         }
     }
 
-    pub(super) fn with_attempts(told: &DeliveryHistory) -> Self {
+    pub(super) fn with_attempts(told: &DeliveryHistory, targets: &Targets) -> Self {
         let attempts = told.attempts.iter().map(AttemptDetails::new).collect();
-        Self { attempts: Some(attempts), ..Self::new(&told.delivery) }
+        let (round, rounds) = round(told, targets).unzip();
+        Self { attempts: Some(attempts), round, rounds, ..Self::new(&told.delivery) }
     }
+}
+
+/// When the next attempt of a delivery may start.
+pub(super) fn due_at(delivery: &Delivery) -> Option<String> {
+    delivery.state.is_takeable().then(|| time(delivery.due_at))
+}
+
+/// The round of a delivery's next attempt, or of its last one if no other follows, and the number of its rounds. `None` if its
+/// target is not in the configuration.
+pub(super) fn round(told: &DeliveryHistory, targets: &Targets) -> Option<(u32, u32)> {
+    let (delivery, policy) = (&told.delivery, &targets.get(&told.delivery.target)?.policy);
+    if delivery.state == DeliveryState::Replaying {
+        return Some((1, 1));
+    }
+    let made = delivery.attempts.saturating_sub(delivery.crashes);
+    let tries = if delivery.state.is_takeable() { made + 1 } else { made };
+    let job = told.attempts.last().and_then(|attempt| attempt.job);
+    Some((policy.round(tries), policy.rounds(job)))
 }
 
 /// An attempt to deliver an event.
@@ -149,24 +179,19 @@ pub(super) struct ListedEvent {
     states: Map<String, Value>,
 }
 
-/// The most deliveries of one event that are counted.
-const COUNTED: u32 = 100;
-
 impl ListedEvent {
     /// The events of a page with the states of their deliveries.
     pub(super) async fn page(pipeline: &Pipeline, page: Paged<Event>) -> Result<Page<Self>, Refusal> {
-        let mut items = Vec::with_capacity(page.items.len());
-        for event in &page.items {
-            let filter = DeliveryFilter { event: Some(event.new.id), ..DeliveryFilter::default() };
-            let limit = ledger::Page { after: None, limit: COUNTED };
-            let mut states: Map<String, Value> = Map::new();
-            for delivery in pipeline.ledger.deliveries(filter, limit).await?.items {
-                let known = states.entry(delivery.state.as_str()).or_insert_with(|| 0.into());
-                *known = (known.as_u64().unwrap_or(0) + 1).into();
-            }
-            items.push(Self { event: EventDetails::new(event), states });
+        let ids = page.items.iter().map(|event| event.new.id).collect();
+        let mut counted: BTreeMap<EventId, Map<String, Value>> = BTreeMap::new();
+        for (event, state, count) in pipeline.ledger.delivery_states(ids).await? {
+            counted.entry(event).or_default().insert(state.as_str().to_owned(), count.into());
         }
-        Ok(Page::with(items, page.next))
+        let mut shown = |event: &Event| {
+            let states = counted.remove(&event.new.id).unwrap_or_default();
+            Self { event: EventDetails::new(event), states }
+        };
+        Ok(Page::with(page.items.iter().map(&mut shown).collect(), page.next))
     }
 }
 
@@ -214,5 +239,5 @@ async fn show(
     let id: DeliveryId = id_of(&id)?;
     let found = pipeline.ledger.delivery(id).await?;
     let found = found.ok_or_else(|| Refusal::not_found(format!("there is no delivery {id}")))?;
-    Answer::ok(DeliveryDetails::with_attempts(&found))
+    Answer::ok(DeliveryDetails::with_attempts(&found, &pipeline.registry.current()))
 }

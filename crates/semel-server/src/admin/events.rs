@@ -361,7 +361,9 @@ async fn show(
     let event = event.ok_or_else(|| Refusal::not_found(format!("there is no event {id}")))?;
     let deliveries = pipeline.ledger.deliveries_of(id).await?;
     let mut shown = EventDetails::new(&event);
-    shown.deliveries = Some(deliveries.iter().map(DeliveryDetails::with_attempts).collect());
+    let targets = pipeline.registry.current();
+    let deliveries = deliveries.iter().map(|told| DeliveryDetails::with_attempts(told, &targets));
+    shown.deliveries = Some(deliveries.collect());
     if caller.may(Right::Operate).is_ok() {
         shown.payload = PayloadContent::new(&event.new.payload);
     }

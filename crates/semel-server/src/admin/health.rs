@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use super::Admin;
 use super::answer::Answer;
 use super::api::{Api, Needs};
+use super::status::FULL_STORE;
 use crate::telemetry::metrics::Metrics;
 
 /// A probe that takes longer counts as failed.
@@ -22,7 +23,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 const PROBE_MAX_AGE: Duration = Duration::from_millis(500);
 
 /// Knows whether claims work.
-pub(super) struct Health {
+pub(crate) struct Health {
     engine: Engine,
     metrics: Arc<Metrics>,
     last: Mutex<Option<(Instant, Result<Duration, String>)>>,
@@ -34,7 +35,7 @@ impl Health {
     }
 
     /// Claims and releases a key of its own.
-    pub(super) async fn probe(&self) -> Result<Duration, String> {
+    pub(crate) async fn probe(&self) -> Result<Duration, String> {
         // Held across the probe on purpose: everybody who asks meanwhile gets its answer.
         let mut last = self.last.lock().await;
         if let Some((_, answer)) = last.as_ref().filter(|(at, _)| at.elapsed() < PROBE_MAX_AGE) {
@@ -43,7 +44,7 @@ impl Health {
         let answer = match tokio::time::timeout(PROBE_TIMEOUT, self.engine.verify(1)).await {
             Ok(Ok(took)) => Ok(took),
             Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err(format!("the store did not answer within {PROBE_TIMEOUT:?}")),
+            Err(_) => Err(format!("the store did not answer within {} s", PROBE_TIMEOUT.as_secs())),
         };
         self.metrics.store_up(answer.as_ref().map(drop).map_err(drop));
         *last = Some((Instant::now(), answer.clone()));
@@ -86,8 +87,7 @@ async fn ready(State(admin): State<Arc<Admin>>) -> Answer<Readiness> {
                 Readiness { ready: true, claim_ms: Some(took.as_secs_f64() * 1e3), ..Readiness::default() };
             // Still ready: known keys are served, and every process of a full store would leave at once.
             if admin.metrics.store_is_full() {
-                let why = "the store has reached max_bytes: new keys are refused, known keys are served";
-                (readiness.new_keys, readiness.why) = (Some("refused"), Some(why.to_owned()));
+                (readiness.new_keys, readiness.why) = (Some("refused"), Some(FULL_STORE.to_owned()));
             }
             Answer::new(StatusCode::OK, readiness)
         }

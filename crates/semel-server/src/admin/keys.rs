@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Bytes;
@@ -11,25 +12,28 @@ use schemars::JsonSchema;
 use semel::key::{Key, KeyId};
 use semel::outcome::Outcome;
 use semel::record::{Force, Phase, Ruling, Settlement};
-use semel::store::{self, Scan, Snapshot};
+use semel::store::{self, Scan, Snapshot, Store};
 use semel::{Engine, record};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use tokio::time::Instant;
 
 use super::Admin;
 use super::access::{Caller, Right};
 use super::answer::{self, Answer, JsonBody, PathId, Refusal};
 use super::api::{Api, Needs};
-use super::audit::{self, AuditPlace, run_to_completion};
+use super::audit::{self, AuditPlace, States, run_to_completion};
 use super::listing::{Filters, ListQuery, ListRequest, Page, Parameter};
 use super::records::{AnswerContent, KeyDetails, OutcomeContent, PHASES, phase_name};
 use super::schema::OneOf;
 
 const MAX_PAGE: usize = 1_000;
-/// Pages that one request looks through for keys that fit a filter of ours.
+/// Pages that one request reads where some of the records do not match.
 const PAGES: usize = 20;
-/// The maximum number of keys in doubt that are counted.
-const COUNT_TO: u64 = 100_000;
+/// No index holds the beginnings of keys: how many records are read at once to find some, and for how long.
+const READ: usize = 200;
+const SEARCH: Duration = Duration::from_millis(150);
 
 pub(super) fn routes(api: &mut Api) {
     let missing = "No key has this ID.";
@@ -85,37 +89,87 @@ async fn list(
     State(admin): State<Arc<Admin>>,
     query: ListQuery<KeyFilters>,
 ) -> Result<Answer<Page<KeyDetails>>, Refusal> {
-    let wanted = KeyQuery::read(query.read()?)?;
-    if let Some(key) = &wanted.key {
-        let id = key.id(&admin.secret).map_err(|error| Refusal::bad(error.to_string()))?;
-        let found = admin.engine.store().get(id).await?;
-        let found = found.iter().filter(|snapshot| wanted.matches(snapshot));
-        return Page::answer(found.map(KeyDetails::new).collect(), None);
-    }
-    let mut items = Vec::new();
-    let mut after = wanted.after;
-    for _ in 0..PAGES {
-        let scan = Scan { phase: wanted.phase, after, limit: wanted.limit - items.len() };
-        let page = admin.engine.store().scan(scan).await?;
-        items.extend(page.items.iter().filter(|snapshot| wanted.matches(snapshot)).map(KeyDetails::new));
-        after = page.next;
-        if after.is_none() || items.len() >= wanted.limit {
-            break;
-        }
-    }
-    Page::answer(items, after.map(|id| id.to_string()))
+    let FoundKeys { items, next, .. } = KeyQuery::read(query.read()?)?.find(&admin).await?;
+    Page::answer(items.iter().map(KeyDetails::new).collect(), next.map(|id| id.to_string()))
 }
 
 /// What a list is asked for.
-struct KeyQuery {
-    phase: Option<Phase>,
-    hint: Option<String>,
-    key: Option<Key>,
-    after: Option<KeyId>,
+#[derive(Default)]
+pub(crate) struct KeyQuery {
+    pub(crate) phase: Option<Phase>,
+    pub(crate) hint: Option<String>,
+    pub(crate) key: Option<Key>,
+    pub(crate) after: Option<KeyId>,
+    pub(crate) limit: usize,
+}
+
+/// A page of keys.
+pub(crate) struct FoundKeys {
+    pub(crate) items: Vec<Snapshot>,
+    /// Where the search goes on; `None` if there are no more records.
+    pub(crate) next: Option<KeyId>,
+    /// Records that were read for this page.
+    pub(crate) searched: usize,
     limit: usize,
 }
 
+impl FoundKeys {
+    /// True if the search stopped before the page was full: further records may match.
+    pub(crate) fn is_cut_short(&self) -> bool {
+        self.next.is_some() && self.items.len() < self.limit
+    }
+
+    /// Adds the records of a page that match, up to the limit.
+    fn add(&mut self, page: store::Page, matches: impl Fn(&Snapshot) -> bool) {
+        self.next = page.next;
+        let mut records = page.items.into_iter();
+        for snapshot in records.by_ref() {
+            self.searched += 1;
+            if matches(&snapshot) {
+                self.items.push(snapshot);
+            }
+            if self.items.len() >= self.limit {
+                break;
+            }
+        }
+        // The next page begins after the last record that is in this one.
+        if let (Some(last), true) = (self.items.last(), records.next().is_some()) {
+            self.next = Some(last.id);
+        }
+    }
+}
+
 impl KeyQuery {
+    /// A page of the keys that match.
+    pub(crate) async fn find(&self, admin: &Admin) -> Result<FoundKeys, Refusal> {
+        let store = admin.engine.store();
+        let Some(key) = &self.key else { return Ok(self.search(store.as_ref(), SEARCH).await?) };
+        let id = key.id(&admin.secret).map_err(|error| Refusal::bad(error.to_string()))?;
+        let mut found = self.nothing_yet();
+        let items = store.get(id).await?.into_iter().collect();
+        found.add(store::Page { items, next: None }, |snapshot| self.matches(snapshot));
+        Ok(found)
+    }
+
+    fn nothing_yet(&self) -> FoundKeys {
+        FoundKeys { items: Vec::new(), next: self.after, searched: 0, limit: self.limit }
+    }
+
+    /// Reads records until the page is full, or the time is over.
+    async fn search(&self, store: &dyn Store, time: Duration) -> Result<FoundKeys, store::Error> {
+        let (mut found, begun, mut pages) = (self.nothing_yet(), Instant::now(), 0);
+        loop {
+            let limit = if self.hint.is_some() { READ } else { self.limit - found.items.len() };
+            let scan = Scan { phase: self.phase, after: found.next, limit };
+            found.add(store.scan(scan).await?, |snapshot| self.matches(snapshot));
+            pages += 1;
+            let is_enough = if self.hint.is_some() { begun.elapsed() >= time } else { pages >= PAGES };
+            if found.next.is_none() || found.items.len() >= self.limit || is_enough {
+                return Ok(found);
+            }
+        }
+    }
+
     fn read(mut asked: ListRequest) -> Result<Self, Refusal> {
         let after = asked.page.after.take().map(|cursor| cursor.parse()).transpose();
         let mut scopes = Vec::new();
@@ -192,9 +246,14 @@ async fn find_sent(
         Refusal::new(StatusCode::NOT_IMPLEMENTED, "not_configured", detail)
     })?;
     let headers = header_map(&headers, "headers")?;
-    let keys = gateway
-        .possible_keys(&key, &headers)
-        .map_err(|reason| Refusal::bad(format!("headers: these name no caller of the gateway: {reason}")))?;
+    let keys = gateway.possible_keys(&key, &headers).map_err(|reason| {
+        Refusal::bad(match headers.is_empty() {
+            true => "headers: a key belongs to the caller that sent it: give the header that names the caller, such as \
+                     --header 'authorization: …'; `semel keys list --hint` finds keys by their first characters"
+                .to_owned(),
+            false => format!("headers: these name no caller of the gateway: {reason}"),
+        })
+    })?;
     let mut items = Vec::new();
     for key in keys {
         let id = key.id(&admin.secret).map_err(|error| Refusal::bad(format!("key: {error}")))?;
@@ -235,15 +294,15 @@ async fn forget(
     body: JsonBody<ForgetRequest>,
 ) -> Result<Answer<KeyChange>, Refusal> {
     let asked = body.read()?;
-    run_to_completion(async move { forget_key(&admin, &caller, &id, asked).await }).await
+    Answer::ok(run_to_completion(async move { forget_key(&admin, &caller, &id, asked).await }).await?)
 }
 
-async fn forget_key(
+pub(crate) async fn forget_key(
     admin: &Admin,
     caller: &Caller,
     id: &str,
     asked: ForgetRequest,
-) -> Result<Answer<KeyChange>, Refusal> {
+) -> Result<KeyChange, Refusal> {
     let ForgetRequest { reason, force } = asked;
     let force = if force { Force::Yes } else { Force::No };
     if force == Force::Yes {
@@ -256,7 +315,7 @@ async fn forget_key(
     if let Ruling::Refused { phase } = ruling {
         let name = phase_name(phase);
         let detail =
-            format!("the key is {name}: its effect may be running or have happened; force takes it away");
+            format!("the key is {name}: its effect may be running or have happened; only --force removes it");
         action.note_refused().await;
         return Err(Refusal::new(StatusCode::CONFLICT, "refused", detail).with_phase(phase));
     }
@@ -286,15 +345,15 @@ async fn settle(
     body: JsonBody<SettleRequest>,
 ) -> Result<Answer<KeyChange>, Refusal> {
     let asked = body.read()?;
-    run_to_completion(async move { settle_key(&admin, &caller, &id, asked).await }).await
+    Answer::ok(run_to_completion(async move { settle_key(&admin, &caller, &id, asked).await }).await?)
 }
 
-async fn settle_key(
+pub(crate) async fn settle_key(
     admin: &Admin,
     caller: &Caller,
     id: &str,
     asked: SettleRequest,
-) -> Result<Answer<KeyChange>, Refusal> {
+) -> Result<KeyChange, Refusal> {
     let (id, before) = find(&admin.engine, id).await?;
     let settlement = asked.settlement(&before)?;
     let reason = asked.reason;
@@ -322,11 +381,11 @@ impl SettleRequest {
 /// The result of a settlement for clients.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Preview")]
-struct SettlePreview {
+pub(crate) struct SettlePreview {
     key: KeyDetails,
     /// The answer that every later request with the key gets. Null if the next one runs instead, or if no client of the
     /// gateway is answered.
-    answer: Option<AnswerContent>,
+    pub(crate) answer: Option<AnswerContent>,
 }
 
 async fn preview(
@@ -335,9 +394,17 @@ async fn preview(
     body: JsonBody<SettleRequest>,
 ) -> Result<Answer<SettlePreview>, Refusal> {
     let asked = body.read()?;
-    answer::reason(&asked.reason)?;
     let (_, before) = find(&admin.engine, &id).await?;
-    let settlement = asked.settlement(&before)?;
+    Answer::ok(preview_settlement(&before, &asked)?)
+}
+
+/// The answer that a settlement would give.
+///
+/// # Errors
+/// The settlement cannot be used, or the key is not in doubt.
+pub(crate) fn preview_settlement(before: &Snapshot, asked: &SettleRequest) -> Result<SettlePreview, Refusal> {
+    answer::reason(&asked.reason)?;
+    let settlement = asked.settlement(before)?;
     if before.phase() != Phase::InDoubt {
         return Err(not_in_doubt(before.phase()));
     }
@@ -345,7 +412,7 @@ async fn preview(
         Settlement::Done(outcome) if before.record.hint.origin().is_some() => AnswerContent::new(outcome),
         Settlement::Done(_) | Settlement::Run => None,
     };
-    Answer::ok(SettlePreview { key: KeyDetails::new(&before), answer })
+    Ok(SettlePreview { key: KeyDetails::new(before), answer })
 }
 
 fn not_in_doubt(phase: Phase) -> Refusal {
@@ -366,17 +433,19 @@ struct HandMade {
 /// The outcome that somebody gives by hand: an answer where it looks like one, any other JSON as it is. A client of the
 /// gateway would take a value without a status for an answer of the upstream.
 fn settled(outcome: &RawValue, before: &Snapshot) -> Result<Outcome, Refusal> {
-    let Ok(HandMade { status, headers, body }) = serde_json::from_str(outcome.get()) else {
-        if before.record.hint.origin().is_some() {
-            return Err(Refusal::bad(
-                "outcome: this key belongs to the gateway, so its outcome is an answer: give {\"status\": 201, \
-                 \"headers\": {…}, \"body\": …}; `status` is required",
-            ));
+    let HandMade { status, headers, body } = match serde_json::from_str(outcome.get()) {
+        Ok(answer) => answer,
+        Err(error) if before.record.hint.origin().is_some() => {
+            return Err(Refusal::bad(format!(
+                "outcome: this key belongs to the gateway, so its outcome is an answer: give {{\"status\": 201, \
+                 \"headers\": {{…}}, \"body\": …}}; `status` is required: {error}",
+            )));
         }
-        return Ok(Outcome::new("json", outcome.get()));
+        Err(_) => return Ok(Outcome::new("json", outcome.get())),
     };
-    let status =
-        StatusCode::from_u16(status).map_err(|_| Refusal::bad("outcome: status is no status of HTTP"))?;
+    // Whatever is stored is given to every client, and a settled key cannot be settled again.
+    let status = StatusCode::from_u16(status).ok().filter(|status| (200..600).contains(&status.as_u16()));
+    let status = status.ok_or_else(|| Refusal::bad("outcome: expected a status between 200 and 599"))?;
     let mut fields = header_map(&headers, "outcome")?;
     // A text is the body itself; anything else is JSON.
     let body = body.map(|body| match serde_json::from_str::<String>(body.get()) {
@@ -386,10 +455,22 @@ fn settled(outcome: &RawValue, before: &Snapshot) -> Result<Outcome, Refusal> {
             body.get().to_owned()
         }
     });
-    Ok(semel_http::stored::outcome(status, &fields, Bytes::from(body.unwrap_or_default())))
+    let body = body.unwrap_or_default();
+    if matches!(status, StatusCode::NO_CONTENT | StatusCode::RESET_CONTENT | StatusCode::NOT_MODIFIED)
+        && !body.is_empty()
+    {
+        return Err(Refusal::bad(format!("outcome: an answer with status {} has no body", status.as_u16())));
+    }
+    let is_typed = fields.contains_key(header::CONTENT_TYPE);
+    if !is_typed && body.starts_with(['{', '[']) && serde_json::from_str::<IgnoredAny>(&body).is_err() {
+        return Err(Refusal::bad(
+            "outcome: the body looks like JSON and is not; correct it, or give a content-type header if it is another text",
+        ));
+    }
+    Ok(semel_http::stored::outcome(status, &fields, Bytes::from(body)))
 }
 
-async fn find(engine: &Engine, id: &str) -> Result<(KeyId, Snapshot), Refusal> {
+pub(crate) async fn find(engine: &Engine, id: &str) -> Result<(KeyId, Snapshot), Refusal> {
     let id: KeyId =
         id.parse().map_err(|error: semel::key::ParseKeyIdError| Refusal::bad(error.to_string()))?;
     let snapshot = engine.store().get(id).await?;
@@ -399,7 +480,7 @@ async fn find(engine: &Engine, id: &str) -> Result<(KeyId, Snapshot), Refusal> {
 /// A change of a key by an operator. It is in the audit log.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Changed")]
-struct KeyChange {
+pub(crate) struct KeyChange {
     id: String,
     action: &'static str,
     /// Phase before the change.
@@ -423,22 +504,30 @@ struct Action<'a> {
 impl Action<'_> {
     /// Writes into the audit log what is about to be done.
     async fn announce(&self) -> Result<AuditPlace, Refusal> {
-        audit::write(self.admin, self.caller, self.name, self.before.id.to_string(), self.reason).await
+        let after = match self.name {
+            "forget" => Phase::Vacant,
+            "settle_run" => Phase::Bound,
+            _ => Phase::Done,
+        };
+        let states = States::new(phase_name(self.before.phase()), phase_name(after));
+        let subject = self.before.id.to_string();
+        audit::write(self.admin, self.caller, self.name, subject, self.reason, &states).await
     }
 
-    async fn done(self, kept: AuditPlace) -> Result<Answer<KeyChange>, Refusal> {
+    async fn done(self, kept: AuditPlace) -> Result<KeyChange, Refusal> {
         let id = self.before.id;
         // It is done, whether or not we can look at it.
         let after = self.admin.engine.store().get(id).await.ok().flatten();
         let phase = after.as_ref().map_or("unknown", |after| phase_name(after.phase()));
         self.log(phase, "done");
         let (id, before) = (id.to_string(), phase_name(self.before.phase()));
-        Answer::ok(KeyChange { id, action: self.name, before, after: phase, audit: kept })
+        Ok(KeyChange { id, action: self.name, before, after: phase, audit: kept })
     }
 
     async fn note_refused(&self) {
         let subject = self.before.id.to_string();
-        audit::write_refused(self.admin, self.caller, self.name, subject, self.reason).await;
+        let before = phase_name(self.before.phase());
+        audit::write_refused(self.admin, self.caller, self.name, subject, self.reason, before).await;
         self.log(phase_name(self.before.phase()), "refused");
     }
 
@@ -461,15 +550,46 @@ impl Action<'_> {
     }
 }
 
-/// How many keys are in doubt.
-pub(super) async fn count_in_doubt(engine: &Engine) -> Result<u64, store::Error> {
-    let (mut count, mut after) = (0, None);
-    loop {
-        let page = engine.store().scan(Scan { phase: Some(Phase::InDoubt), after, limit: MAX_PAGE }).await?;
-        count += page.items.len() as u64;
-        after = page.next;
-        if after.is_none() || count >= COUNT_TO {
-            return Ok(count);
+#[cfg(test)]
+mod tests {
+    use semel::FailureExt as _;
+    use semel::store::MemoryStore;
+
+    use super::*;
+
+    // A search that stops early says so, and the next one goes on where it stopped.
+    #[tokio::test]
+    async fn a_search_says_where_it_stopped() {
+        let engine = Engine::builder(MemoryStore::new()).build().unwrap();
+        for number in 0..450 {
+            let name = if number % 100 == 7 { format!("zebra-{number}") } else { format!("apple-{number}") };
+            let key = Key::new("search").value(name);
+            engine.once(key).run(async || Ok::<_, std::io::Error>("done".to_owned()).failed()).await.unwrap();
         }
+        let search = |hint: &str, after, limit, time| {
+            let query = KeyQuery { hint: Some(hint.to_owned()), after, limit, ..KeyQuery::default() };
+            let store = engine.store().as_ref();
+            async move { query.search(store, time).await.unwrap() }
+        };
+        let long = Duration::from_secs(600);
+        let all = search("zebra-", None, 20, long).await;
+        assert_eq!((all.items.len(), all.searched, all.next, all.is_cut_short()), (5, 450, None, false));
+        // Without time, one page of records is read.
+        let (mut found, mut after, mut searched) = (0, None, 0);
+        loop {
+            let page = search("zebra-", after, 20, Duration::ZERO).await;
+            (found, searched, after) = (found + page.items.len(), searched + page.searched, page.next);
+            assert_eq!(page.is_cut_short(), after.is_some());
+            if after.is_none() {
+                break;
+            }
+            assert_eq!(page.searched, READ);
+        }
+        assert_eq!((found, searched), (5, 450));
+        // A full page is not cut short, and nothing is left out between two pages.
+        let first = search("zebra-", None, 3, long).await;
+        assert_eq!((first.items.len(), first.is_cut_short()), (3, false));
+        let second = search("zebra-", first.next, 3, long).await;
+        assert_eq!((second.items.len(), second.next), (2, None));
     }
 }

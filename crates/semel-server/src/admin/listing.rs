@@ -132,6 +132,6 @@ impl<T> Page<T> {
 }
 
 /// An id of the kind that is meant.
-pub(super) fn id_of<T: FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, Refusal> {
+pub(crate) fn id_of<T: FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, Refusal> {
     text.parse().map_err(|error| Refusal::bad(format!("{text:?}: {error}")))
 }

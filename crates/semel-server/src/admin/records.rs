@@ -19,7 +19,7 @@ use super::schema::OneOf;
 use crate::config::show_duration;
 
 /// The phases by their names, the same everywhere.
-pub(super) const PHASES: [(&str, Phase); 8] = [
+pub(crate) const PHASES: [(&str, Phase); 8] = [
     ("vacant", Phase::Vacant),
     ("bound", Phase::Bound),
     ("claimed", Phase::Claimed),
@@ -35,18 +35,18 @@ pub(super) const MODES: [(&str, Mode); 3] =
     [("marked", Mode::Marked), ("keyed", Mode::Keyed), ("rerun", Mode::Rerun)];
 
 /// A phase's name.
-pub(super) fn phase_name(phase: Phase) -> &'static str {
+pub(crate) fn phase_name(phase: Phase) -> &'static str {
     PHASES.iter().find(|(_, known)| *known == phase).map_or("unknown", |(name, _)| name)
 }
 
-fn mode_name(mode: Mode) -> &'static str {
+pub(crate) fn mode_name(mode: Mode) -> &'static str {
     MODES.iter().find(|(_, known)| *known == mode).map_or("atomic", |(name, _)| name)
 }
 
 /// A key and the state of its record.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Key")]
-pub(super) struct KeyDetails {
+pub(crate) struct KeyDetails {
     /// 32 hexadecimal characters.
     id: String,
     /// The first eight characters of the value of the key.
@@ -106,21 +106,21 @@ impl KeyRequest {
 /// An answer of the gateway.
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
-pub(super) struct AnswerContent {
-    status: u16,
+pub(crate) struct AnswerContent {
+    pub(crate) status: u16,
     /// Name and value of each header.
-    headers: Vec<(String, String)>,
+    pub(crate) headers: Vec<(String, String)>,
     /// The body, if it is text.
     #[serde(skip_serializing_if = "Option::is_none")]
-    body: Option<String>,
+    pub(crate) body: Option<String>,
     /// The body in base64, if it is not text.
     #[serde(skip_serializing_if = "Option::is_none")]
-    body_base64: Option<String>,
+    pub(crate) body_base64: Option<String>,
 }
 
 impl AnswerContent {
     /// `None` if the outcome is not an answer, or was not kept.
-    pub(super) fn new(outcome: &Arc<Outcome>) -> Option<Self> {
+    pub(crate) fn new(outcome: &Arc<Outcome>) -> Option<Self> {
         let answer = semel_http::stored::answer(outcome).ok()?;
         let line = |(name, value): (&HeaderName, &HeaderValue)| {
             (name.as_str().to_owned(), String::from_utf8_lossy(value.as_bytes()).into_owned())

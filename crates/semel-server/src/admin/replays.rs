@@ -1,6 +1,8 @@
 //! `/v1/replays`: plan, make, follow, pause, resume and cancel replay jobs.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Extension;
 use axum::extract::State;
@@ -8,9 +10,9 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use semel::time::{Clock as _, SystemClock};
-use semel_client::retry::Circuit;
 use semel_pipeline::id::{DeliveryId, EventId, JobId, LetterId};
-use semel_pipeline::ledger::AuditLine;
+use semel_pipeline::ledger::{self, LetterFilter};
+use semel_pipeline::letter::{Letter, Status};
 use semel_pipeline::replay::{
     Counts, ItemState, JobItem, JobOrder, JobRecord, JobState, NewJob, Planned, ReplayAction, ReplayMode,
     ReplayPace, Selection,
@@ -20,18 +22,24 @@ use serde_json::{Map, Value};
 
 use super::Admin;
 use super::access::Caller;
-use super::answer::{Answer, JsonBody, PathId, Refusal};
+use super::answer::{self, Answer, JsonBody, PathId, Refusal};
 use super::api::{Api, Needs, Operation, Output, Schemas};
-use super::audit::{self, run_to_completion};
+use super::audit::{self, States, run_to_completion};
 use super::listing::{ListQuery, Page, id_of};
 use super::records::time;
 use super::schema::OneOf;
+use super::targets::why_waiting;
 use crate::pipeline::Pipeline;
 
 /// The most items of a plan that are shown one by one; all of them are counted.
 const SHOWN: usize = 1_000;
 /// The most matches that are counted beyond the limit of a job.
 const COUNTED: u64 = 1_000;
+/// Dead letters that are read at once, and the most that are read, where `since` limits them.
+const READ: u32 = 200;
+const MOST_READ: usize = 100_000;
+/// The most items of a job whose targets are looked at.
+const LOOKED_AT: u32 = 100;
 /// How many items a job by status takes where nobody says.
 const LIMIT: u64 = 100;
 
@@ -75,6 +83,10 @@ pub(crate) struct ReplayRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["failed", null]))]
     pub(crate) status: Option<String>,
+    /// With `status`: only dead letters that were written in this time, such as "24h". Deliveries that are blocked have no dead
+    /// letter and are left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) since: Option<String>,
     /// Maximum number of items, with `status`: 100 by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
@@ -121,10 +133,10 @@ pub(crate) struct ReplayRequest {
 
 /// A replay job.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct ReplayJob {
+pub(crate) struct ReplayJob {
     /// rpl_…
     #[schemars(with = "String")]
-    id: JobId,
+    pub(crate) id: JobId,
     #[schemars(with = "OneOf<JobState>")]
     state: JobState,
     /// Why the job is in this state.
@@ -144,11 +156,11 @@ pub(super) struct ReplayJob {
     counts: ReplayCounts,
     /// Why a running job waits.
     #[serde(skip_serializing_if = "Option::is_none")]
-    waiting: Option<String>,
-    /// Number of further matches that `limit` left out when the job was started, counted up to 1000. Only in the answer to
-    /// the start of a job.
+    pub(crate) waiting: Option<String>,
+    /// Number of further matches that `limit` left out when the job was started, counted up to 1000; exact with `since`. Only
+    /// in the answer to the start of a job.
     #[serde(skip_serializing_if = "Option::is_none")]
-    left_out: Option<u64>,
+    pub(crate) left_out: Option<u64>,
     created_at: String,
     updated_at: String,
 }
@@ -217,44 +229,50 @@ impl ReplayJob {
 
 /// What a replay job would do.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct ReplayPlan {
+pub(crate) struct ReplayPlan {
     /// Always true.
     dry_run: bool,
     #[schemars(with = "OneOf<ReplayMode>")]
     mode: ReplayMode,
-    total: usize,
+    pub(crate) total: usize,
     /// Number of items that would be sent.
-    run: usize,
+    pub(crate) run: usize,
     /// Number of items that would be skipped.
-    skip: usize,
+    pub(crate) skip: usize,
     /// Number of items that cannot be replayed now.
-    conflict: usize,
+    pub(crate) conflict: usize,
     /// Number of items by failure signature.
     by_signature: Map<String, Value>,
     /// The first 1000 items.
-    items: Vec<PlannedItem>,
+    pub(crate) items: Vec<PlannedItem>,
     /// Number of items that are not in `items`.
     more: usize,
-    /// Number of further matches that `limit` leaves out, counted up to 1000.
-    left_out: u64,
+    /// Number of further matches that `limit` leaves out, counted up to 1000; exact with `since`.
+    pub(crate) left_out: u64,
+    /// The same for two plans that do the same to the same deliveries.
+    #[serde(skip)]
+    pub(crate) fingerprint: String,
+    /// The dead letters of the plan; `None` if a delivery has none.
+    #[serde(skip)]
+    pub(crate) letters: Option<Vec<LetterId>>,
 }
 
 /// What a replay job would do with a delivery.
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
-struct PlannedItem {
+pub(crate) struct PlannedItem {
     #[schemars(with = "String")]
-    delivery: DeliveryId,
+    pub(crate) delivery: DeliveryId,
     #[schemars(with = "Option<String>")]
     letter: Option<LetterId>,
     #[schemars(with = "String")]
-    event: EventId,
-    target: String,
+    pub(crate) event: EventId,
+    pub(crate) target: String,
     tenant: String,
     signature: String,
     #[schemars(with = "OneOf<ReplayAction>")]
-    action: ReplayAction,
-    why: String,
+    pub(crate) action: ReplayAction,
+    pub(crate) why: String,
 }
 
 impl ReplayPlan {
@@ -265,7 +283,19 @@ impl ReplayPlan {
             let known = by_signature.entry(item.signature.clone()).or_insert_with(|| 0.into());
             *known = (known.as_u64().unwrap_or(0) + 1).into();
         }
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(mode.as_str().as_bytes());
+        for item in &plan {
+            let action = match item.action {
+                ReplayAction::Run => b"run",
+                ReplayAction::Skip => b"skp",
+                ReplayAction::Conflict => b"con",
+            };
+            hasher.update(&item.delivery.to_bytes()).update(action);
+        }
         Self {
+            fingerprint: hasher.finalize().to_hex().to_string(),
+            letters: plan.iter().map(|item| item.letter).collect(),
             dry_run: true,
             mode,
             total: plan.len(),
@@ -349,50 +379,81 @@ async fn create(
     body: JsonBody<ReplayRequest>,
 ) -> Result<ReplayAnswer, Refusal> {
     let wanted = body.read()?;
-    run_to_completion(async move { create_job(&admin, &caller, wanted).await }).await
+    if wanted.dry_run {
+        return Ok(ReplayAnswer::Plan(Answer::ok(plan_job(&admin, &caller, &wanted).await?)?));
+    }
+    let job = run_to_completion(async move { create_job(&admin, &caller, wanted).await }).await?;
+    Ok(ReplayAnswer::Job(Answer::new(StatusCode::CREATED, job)))
 }
 
-async fn create_job(admin: &Admin, caller: &Caller, wanted: ReplayRequest) -> Result<ReplayAnswer, Refusal> {
-    let pipeline = admin.pipeline()?;
-    let mode = match &wanted.mode {
-        None => ReplayMode::Resume,
+fn mode(wanted: &ReplayRequest) -> Result<ReplayMode, Refusal> {
+    match &wanted.mode {
+        None => Ok(ReplayMode::Resume),
         Some(name) => ReplayMode::from_name(name).ok_or_else(|| {
             Refusal::bad(format!(
                 "mode: expected one of {}",
                 ReplayMode::ALL.map(ReplayMode::as_str).join(", ")
             ))
-        })?,
-    };
-    let selection = selection(pipeline, caller, &wanted)?;
-    let targets = known(pipeline);
-    if wanted.dry_run {
-        let (plan, left_out) = plan(pipeline, &selection, mode).await?;
-        return Ok(ReplayAnswer::Plan(Answer::ok(ReplayPlan::new(plan, mode, left_out))?));
+        }),
     }
+}
+
+/// What a job would do. Nothing is sent.
+///
+/// # Errors
+/// The job cannot be made.
+pub(crate) async fn plan_job(
+    admin: &Admin,
+    caller: &Caller,
+    wanted: &ReplayRequest,
+) -> Result<ReplayPlan, Refusal> {
+    let pipeline = admin.pipeline()?;
+    let mode = mode(wanted)?;
+    pace(wanted)?;
+    let selected = selection(pipeline, caller, wanted).await?;
+    let (plan, left_out) = plan(pipeline, &selected, mode).await?;
+    Ok(ReplayPlan::new(plan, mode, left_out))
+}
+
+/// Starts a job.
+///
+/// # Errors
+/// The job cannot be made.
+pub(crate) async fn create_job(
+    admin: &Admin,
+    caller: &Caller,
+    wanted: ReplayRequest,
+) -> Result<ReplayJob, Refusal> {
+    let pipeline = admin.pipeline()?;
+    let mode = mode(&wanted)?;
+    let selected = selection(pipeline, caller, &wanted).await?;
+    let targets = known(pipeline);
     let reason = wanted.reason.as_deref().map(str::trim).filter(|reason| !reason.is_empty());
     if mode == ReplayMode::ReExecute && reason.is_none() {
         let detail = "reason: re-execute makes effects happen again; a reason is required for the audit log";
         return Err(Refusal::bad(detail));
     }
+    let left_out = match &selected.selection {
+        Selection::Failed { .. } => Some(plan(pipeline, &selected, mode).await?.1),
+        Selection::Letters(_) => selected.left_out,
+        Selection::Event { .. } => None,
+    };
     let job = NewJob {
         id: JobId::new(SystemClock.now()),
-        selection,
+        selection: selected.selection,
         mode,
         reason: reason.map(str::to_owned),
         by: caller.name.clone(),
         pace: pace(&wanted)?,
     };
-    let left_out = match &job.selection {
-        Selection::Failed { .. } => Some(plan(pipeline, &job.selection, mode).await?.1),
-        Selection::Letters(_) | Selection::Event { .. } => None,
-    };
     let (action, subject) = (format!("replay {}", mode.as_str()), job.id.to_string());
     let reason = job.reason.clone().unwrap_or_default();
-    audit::write(admin, caller, &action, subject.clone(), &reason).await?;
+    let states = States::new("not started", JobState::Running.as_str());
+    audit::write(admin, caller, &action, subject.clone(), &reason, &states).await?;
     let job = match pipeline.ledger.create(job, targets).await {
         Ok(job) => job,
         Err(error) => {
-            audit::write_refused(admin, caller, &action, subject, &reason).await;
+            audit::write_refused(admin, caller, &action, subject, &reason, &states.before).await;
             return Err(error.into());
         }
     };
@@ -407,17 +468,16 @@ async fn create_job(admin: &Admin, caller: &Caller, wanted: ReplayRequest) -> Re
         outcome = "made",
         "replay job created"
     );
-    let job = ReplayJob { left_out, ..ReplayJob::new(&job) };
-    Ok(ReplayAnswer::Job(Answer::new(StatusCode::CREATED, job)))
+    Ok(ReplayJob { left_out, ..ReplayJob::new(&job) })
 }
 
 /// The plan of a selection, and how many further deliveries match it beyond its limit.
 async fn plan(
     pipeline: &Pipeline,
-    selection: &Selection,
+    selected: &Selected,
     mode: ReplayMode,
 ) -> Result<(Vec<Planned>, u64), Refusal> {
-    let mut selection = selection.clone();
+    let mut selection = selected.selection.clone();
     let most = match &mut selection {
         Selection::Failed { limit, .. } => {
             let asked = *limit;
@@ -429,24 +489,38 @@ async fn plan(
     let mut plan = pipeline.ledger.plan(selection, mode, known(pipeline)).await?;
     let left_out = plan.len().saturating_sub(most) as u64;
     plan.truncate(most);
-    Ok((plan, left_out))
+    Ok((plan, selected.left_out.unwrap_or(left_out)))
 }
 
-/// The job, and why it waits: a target of it takes no calls.
-fn explained(pipeline: &Pipeline, job: &JobRecord) -> ReplayJob {
-    let targets = match &job.new.selection {
-        Selection::Failed { targets, .. } | Selection::Event { targets, .. } => targets.as_slice(),
-        Selection::Letters(_) => &[],
-    };
-    let is_meant = |name: &str| targets.is_empty() || targets.iter().any(|target| target == name);
-    let is_waiting = job.state == JobState::Running && job.counts.pending + job.counts.released > 0;
-    let open = pipeline.destinations.states().into_iter().find_map(|state| match state.circuit {
-        Circuit::Open { until } if is_waiting && is_meant(&state.name) => Some((state.name, until)),
-        _ => None,
-    });
-    let waiting =
-        open.map(|(name, until)| format!("the circuit breaker of {name} is open until {}", time(until)));
-    ReplayJob { waiting, ..ReplayJob::new(job) }
+/// The job, and why it waits: nothing is sent to a target of it.
+pub(crate) async fn explained(pipeline: &Pipeline, job: &JobRecord) -> Result<ReplayJob, Refusal> {
+    let mut shown = ReplayJob::new(job);
+    if job.state == JobState::Running && job.counts.pending + job.counts.released > 0 {
+        let pauses = pipeline.ledger.paused_targets().await?;
+        let targets = targets(pipeline, job).await?;
+        shown.waiting = targets.iter().find_map(|target| why_waiting(pipeline, &pauses, target));
+    }
+    Ok(shown)
+}
+
+/// The targets of a job: those that it names, or those of its items. A job with more items than are looked at may be for any
+/// target.
+async fn targets(pipeline: &Pipeline, job: &JobRecord) -> Result<Vec<String>, Refusal> {
+    match &job.new.selection {
+        Selection::Failed { targets, .. } | Selection::Event { targets, .. } if !targets.is_empty() => {
+            return Ok(targets.clone());
+        }
+        Selection::Failed { .. } | Selection::Event { .. } | Selection::Letters(_) => {}
+    }
+    let first = ledger::Page { after: None, limit: LOOKED_AT };
+    let items = pipeline.ledger.items(job.new.id, first).await?;
+    if items.next.is_some() {
+        return Ok(known(pipeline));
+    }
+    let mut targets: Vec<String> = items.items.into_iter().map(|item| item.target).collect();
+    targets.sort_unstable();
+    targets.dedup();
+    Ok(targets)
 }
 
 /// The targets of the config: what goes to others cannot be replayed.
@@ -454,7 +528,24 @@ fn known(pipeline: &Pipeline) -> Vec<String> {
     pipeline.registry.current().names()
 }
 
-fn selection(pipeline: &Pipeline, caller: &Caller, wanted: &ReplayRequest) -> Result<Selection, Refusal> {
+/// The items of a job.
+struct Selected {
+    selection: Selection,
+    /// How many further ones the limit left out, where that is known without a plan.
+    left_out: Option<u64>,
+}
+
+impl From<Selection> for Selected {
+    fn from(selection: Selection) -> Self {
+        Self { selection, left_out: None }
+    }
+}
+
+async fn selection(
+    pipeline: &Pipeline,
+    caller: &Caller,
+    wanted: &ReplayRequest,
+) -> Result<Selected, Refusal> {
     let known = known(pipeline);
     if let Some(unknown) = wanted.targets.iter().find(|target| !known.contains(target)) {
         let detail = format!("targets: there is no target {unknown:?}; there are {}", known.join(", "));
@@ -471,25 +562,78 @@ fn selection(pipeline: &Pipeline, caller: &Caller, wanted: &ReplayRequest) -> Re
                     "status: expected \"failed\": every delivery that ended in dlq or blocked",
                 ));
             }
-            Ok(Selection::Failed {
-                limit: wanted.limit.unwrap_or(LIMIT).max(1),
-                tenant,
-                targets: wanted.targets.clone(),
-                signature: wanted.signature.clone(),
-            })
+            let limit = wanted.limit.unwrap_or(LIMIT);
+            if limit == 0 {
+                return Err(Refusal::bad("limit: expected at least 1"));
+            }
+            if let Some(since) = answer::length("since", wanted.since.as_deref())? {
+                return recent(pipeline, wanted, tenant, since, limit).await;
+            }
+            let (targets, signature) = (wanted.targets.clone(), wanted.signature.clone());
+            Ok(Selection::Failed { limit, tenant, targets, signature }.into())
         }
         (None, Some(ids), None) if !ids.is_empty() => {
             let ids = ids.iter().map(|id| id_of(id)).collect::<Result<Vec<LetterId>, _>>()?;
-            Ok(Selection::Letters(ids))
+            Ok(Selection::Letters(ids).into())
         }
         (None, None, Some(id)) => {
             let id: EventId = id_of(id)?;
-            Ok(Selection::Event { id, targets: wanted.targets.clone() })
+            Ok(Selection::Event { id, targets: wanted.targets.clone() }.into())
         }
         _ => Err(Refusal::bad(
             "say what to replay: one of `status` (with `limit`), `ids` of dead letters, or `event_id` (with `targets`)",
         )),
     }
+}
+
+/// The pending dead letters of the last time, the oldest first, up to a limit.
+async fn recent(
+    pipeline: &Pipeline,
+    wanted: &ReplayRequest,
+    tenant: Option<String>,
+    since: Duration,
+    limit: u64,
+) -> Result<Selected, Refusal> {
+    let now = SystemClock.now();
+    // A list for each target: letters of other targets are not read.
+    let targets: Vec<Option<String>> = match wanted.targets.as_slice() {
+        [] => vec![None],
+        targets => targets.iter().cloned().map(Some).collect::<BTreeSet<_>>().into_iter().collect(),
+    };
+    let (mut found, mut read) = (Vec::new(), 0);
+    for target in targets {
+        let (status, tenant) = (Some(Status::Pending), tenant.clone());
+        let filter = LetterFilter { status, tenant, target, signature: wanted.signature.clone() };
+        let mut after = None;
+        // The newest come first, and the list ends at the first one that is too old.
+        loop {
+            let page = pipeline.ledger.letters(filter.clone(), ledger::Page { after, limit: READ }).await?;
+            let recent = page.items.iter().take_while(|letter| now.left(letter.created_at) <= since);
+            let recent: Vec<&Letter> = recent.collect();
+            read += recent.len();
+            let is_last = page.next.is_none() || recent.len() < page.items.len();
+            let with_delivery = recent.into_iter().filter(|letter| letter.delivery.is_some());
+            found.extend(with_delivery.map(|letter| (letter.created_at, letter.id)));
+            if is_last {
+                break;
+            }
+            if read >= MOST_READ {
+                return Err(Refusal::bad(format!(
+                    "since: more than {MOST_READ} dead letters were written in this time; choose a shorter time, one target or one \
+                     failure signature"
+                )));
+            }
+            after = page.next;
+        }
+    }
+    if found.is_empty() {
+        return Err(Refusal::bad("since: no pending dead letter was written in this time"));
+    }
+    found.sort_unstable();
+    let all = found.len();
+    found.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+    let left_out = Some((all - found.len()) as u64);
+    Ok(Selected { selection: Selection::Letters(found.into_iter().map(|(_, id)| id).collect()), left_out })
 }
 
 fn pace(wanted: &ReplayRequest) -> Result<ReplayPace, Refusal> {
@@ -522,10 +666,10 @@ async fn list(
 
 async fn show(State(admin): State<Arc<Admin>>, PathId(id): PathId) -> Result<Answer<ReplayJob>, Refusal> {
     let pipeline = admin.pipeline()?;
-    Answer::ok(explained(pipeline, &find(pipeline, id_of(&id)?).await?))
+    Answer::ok(explained(pipeline, &find(pipeline, id_of(&id)?).await?).await?)
 }
 
-async fn find(pipeline: &Pipeline, id: JobId) -> Result<JobRecord, Refusal> {
+pub(crate) async fn find(pipeline: &Pipeline, id: JobId) -> Result<JobRecord, Refusal> {
     let job = pipeline.ledger.job(id).await?;
     job.ok_or_else(|| Refusal::not_found(format!("there is no replay job {id}")))
 }
@@ -559,7 +703,7 @@ async fn pause(
     id: PathId,
     body: JsonBody<OrderRequest>,
 ) -> Result<Answer<ReplayJob>, Refusal> {
-    order(state, caller, id, body, |_, _| Ok(JobOrder::Pause), "pause").await
+    order_by_id(&state, &caller, &id, &body, OrderKind::Pause).await
 }
 
 async fn resume(
@@ -568,7 +712,7 @@ async fn resume(
     id: PathId,
     body: JsonBody<OrderRequest>,
 ) -> Result<Answer<ReplayJob>, Refusal> {
-    order(state, caller, id, body, |_, _| Ok(JobOrder::Resume), "resume").await
+    order_by_id(&state, &caller, &id, &body, OrderKind::Resume).await
 }
 
 async fn cancel(
@@ -577,7 +721,7 @@ async fn cancel(
     id: PathId,
     body: JsonBody<OrderRequest>,
 ) -> Result<Answer<ReplayJob>, Refusal> {
-    order(state, caller, id, body, |_, _| Ok(JobOrder::Cancel), "cancel").await
+    order_by_id(&state, &caller, &id, &body, OrderKind::Cancel).await
 }
 
 async fn repace(
@@ -586,7 +730,36 @@ async fn repace(
     id: PathId,
     body: JsonBody<OrderRequest>,
 ) -> Result<Answer<ReplayJob>, Refusal> {
-    let wish = |job: &JobRecord, asked: &OrderRequest| {
+    order_by_id(&state, &caller, &id, &body, OrderKind::Pace).await
+}
+
+/// What an operator does with a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OrderKind {
+    Pause,
+    Resume,
+    Cancel,
+    Pace,
+}
+
+impl OrderKind {
+    /// Its name in paths and in the audit log.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Pause => "pause",
+            Self::Resume => "resume",
+            Self::Cancel => "cancel",
+            Self::Pace => "pace",
+        }
+    }
+
+    fn order(self, job: &JobRecord, asked: &OrderRequest) -> Result<JobOrder, Refusal> {
+        match self {
+            Self::Pause => return Ok(JobOrder::Pause),
+            Self::Resume => return Ok(JobOrder::Resume),
+            Self::Cancel => return Ok(JobOrder::Cancel),
+            Self::Pace => {}
+        }
         let pace = ReplayPace {
             rate: asked.rate.unwrap_or(job.new.pace.rate),
             concurrency: asked.concurrency.unwrap_or(job.new.pace.concurrency),
@@ -598,33 +771,48 @@ async fn repace(
             ));
         }
         Ok(JobOrder::Pace(pace))
-    };
-    order(state, caller, id, body, wish, "pace").await
+    }
 }
 
-async fn order(
-    State(admin): State<Arc<Admin>>,
-    Extension(caller): Extension<Caller>,
-    PathId(id): PathId,
-    body: JsonBody<OrderRequest>,
-    wish: impl FnOnce(&JobRecord, &OrderRequest) -> Result<JobOrder, Refusal>,
-    action: &'static str,
+async fn order_by_id(
+    admin: &Admin,
+    caller: &Caller,
+    id: &PathId,
+    body: &JsonBody<OrderRequest>,
+    kind: OrderKind,
 ) -> Result<Answer<ReplayJob>, Refusal> {
+    admin.pipeline()?;
+    Answer::ok(order(admin, caller, id_of(&id.0)?, &body.read()?, kind).await?)
+}
+
+/// Pauses, resumes, cancels or slows down a job.
+///
+/// # Errors
+/// There is no such job, or it has ended.
+pub(crate) async fn order(
+    admin: &Admin,
+    caller: &Caller,
+    id: JobId,
+    asked: &OrderRequest,
+    kind: OrderKind,
+) -> Result<ReplayJob, Refusal> {
     let pipeline = admin.pipeline()?;
-    let id: JobId = id_of(&id)?;
-    let asked = body.read()?;
-    let wish = wish(&find(pipeline, id).await?, &asked)?;
+    let action = kind.name();
+    let before = find(pipeline, id).await?;
+    let wish = kind.order(&before, asked)?;
     let reason = asked.reason.trim();
     let note = match reason {
         "" => format!("{action} by {}", caller.name),
         reason => format!("{action} by {}: {reason}", caller.name),
     };
-    let line = AuditLine {
-        who: caller.name.clone(),
-        action: action.to_owned(),
-        subject: id.to_string(),
-        reason: reason.to_owned(),
+    let limits = |pace: &ReplayPace| format!("rate {}, concurrency {}", pace.rate, pace.concurrency);
+    let states = match &wish {
+        JobOrder::Pause => States::new(before.state.as_str(), JobState::Paused.as_str()),
+        JobOrder::Resume => States::new(before.state.as_str(), JobState::Running.as_str()),
+        JobOrder::Cancel => States::new(before.state.as_str(), JobState::Cancelled.as_str()),
+        JobOrder::Pace(pace) => States::new(limits(&before.new.pace), limits(pace)),
     };
+    let line = audit::line(caller, action, id.to_string(), reason, &states);
     let job = pipeline.ledger.order(id, wish, note, line).await?;
     tracing::info!(
         target: "semel::audit", audit = true,
@@ -635,5 +823,5 @@ async fn order(
         outcome = "done",
         "replay job changed by an operator"
     );
-    Answer::ok(ReplayJob::new(&job))
+    Ok(ReplayJob::new(&job))
 }

@@ -14,20 +14,21 @@ use schemars::JsonSchema;
 use semel_pipeline::delivery::{DeliveryHistory, DeliveryState};
 use semel_pipeline::event::{CHANGES_MEMBER, NewEvent, Notes};
 use semel_pipeline::id::{EventId, EventKind};
+use semel_pipeline::target::Targets;
 use semel_triggers::trigger::{RunAccessError, RunLocation, RunRequest, TriggerError, Triggered};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-pub(crate) use self::change::{CancelRequest, PatchRequest, ResetRequest};
+pub(crate) use self::change::{CancelRequest, PatchRequest, ResetRequest, cancel_run};
 use self::change::{cancel, patch, reset_key};
 use self::list::list;
 use super::Admin;
 use super::access::{Caller, Right};
 use super::answer::{self, Answer, PathId, PayloadBody, Refusal};
 use super::api::{Api, Needs};
-use super::deliveries::DeliveryDetails;
+use super::deliveries::{DeliveryDetails, due_at};
 use super::events::trace;
 use super::listing::id_of;
 use super::records::time;
@@ -53,7 +54,8 @@ pub(super) fn routes(api: &mut Api) {
         .parameter("wait", "true: answer when the run has ended.", &json!({ "type": "string", "enum": bool::names() }))
         .parameter(
             "timeout",
-            "How long to wait: 30s by default, at most `run_wait` in [limits].",
+            "How long to wait: 30s by default, at most `run_wait` in [limits]. The answer then has the state of the run and the \
+             time of its next attempt.",
             &json!({ "type": "string" }),
         )
         .success(&[
@@ -120,6 +122,9 @@ struct TriggerResult {
     /// State of the run. Only with wait=true.
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<String>,
+    /// When the next attempt may start, if the run has not ended. Only with wait=true.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    due_at: Option<String>,
 }
 
 async fn trigger(
@@ -180,16 +185,19 @@ async fn trigger(
         buffered,
         outcome = if cached { "cached" } else { "accepted" },
     );
-    let status = match wait {
-        Some((limit, _place)) => Some(ended(pipeline, id, limit).await?),
-        None => None,
+    let (status, due_at) = match wait {
+        Some((limit, _place)) => {
+            let (status, due_at) = ended(pipeline, id, limit).await?;
+            (Some(status), due_at)
+        }
+        None => (None, None),
     };
     let code = match (cached, buffered) {
         (true, _) => StatusCode::OK,
         (false, true) => StatusCode::ACCEPTED,
         (false, false) => StatusCode::CREATED,
     };
-    Ok(Answer::new(code, TriggerResult { id, cached, buffered, status })
+    Ok(Answer::new(code, TriggerResult { id, cached, buffered, status, due_at })
         .with_request_id(ask.trace.request_id))
 }
 
@@ -218,8 +226,13 @@ fn waits(query: Vec<(String, String)>, longest: Duration) -> Result<Option<Durat
     Ok(wait.then_some(limit))
 }
 
-/// Waits until every delivery of a run has ended, but no longer than `limit`. Answers how it stands.
-async fn ended(pipeline: &Pipeline, id: EventId, limit: Duration) -> Result<String, Refusal> {
+/// Waits until every delivery of a run has ended, but no longer than `limit`. Answers its state, and when its next attempt may
+/// start.
+async fn ended(
+    pipeline: &Pipeline,
+    id: EventId,
+    limit: Duration,
+) -> Result<(String, Option<String>), Refusal> {
     let deadline = Instant::now() + limit;
     let mut watch = pipeline.waiters.watch(id);
     loop {
@@ -228,7 +241,8 @@ async fn ended(pipeline: &Pipeline, id: EventId, limit: Duration) -> Result<Stri
         // A run without any is still in the buffer: Redis did not answer when it was to be moved.
         let open = deliveries.is_empty() || deliveries.iter().any(|told| !told.delivery.state.is_over());
         if !open || Instant::now() >= deadline {
-            return Ok(status(&deliveries));
+            let due = deliveries.last().and_then(|told| due_at(&told.delivery));
+            return Ok((status(&deliveries), due));
         }
         watch.changed(deadline).await;
     }
@@ -297,7 +311,7 @@ fn refused(error: TriggerError) -> Refusal {
     }
 }
 
-pub(super) fn run_error(error: RunAccessError) -> Refusal {
+pub(crate) fn run_error(error: RunAccessError) -> Refusal {
     let detail = error.to_string();
     match error {
         RunAccessError::Ledger(error) => error.into(),
@@ -345,7 +359,7 @@ struct View<'a> {
     deliveries: &'a [DeliveryHistory],
 }
 
-fn shown(view: &View<'_>, caller: &Caller) -> RunDetails {
+fn shown(view: &View<'_>, caller: &Caller, targets: &Targets) -> RunDetails {
     let View { run, version, status, buffered, accepted_at, deliveries } = view;
     let raw = |text: &String| RawValue::from_string(text.clone()).ok();
     let metadata = &run.notes.metadata;
@@ -365,7 +379,7 @@ fn shown(view: &View<'_>, caller: &Caller) -> RunDetails {
         key_id: run.dedupe.as_ref().map(|dedupe| dedupe.id.to_string()),
         request_id: run.trace.request_id.clone(),
         accepted_at: accepted_at.clone(),
-        deliveries: deliveries.iter().map(DeliveryDetails::with_attempts).collect(),
+        deliveries: deliveries.iter().map(|told| DeliveryDetails::with_attempts(told, targets)).collect(),
         payload,
     }
 }
@@ -378,6 +392,7 @@ async fn view(
     caller: &Caller,
 ) -> Result<Answer<RunDetails>, Refusal> {
     let not_found = || Refusal::not_found(format!("there is no run {id}"));
+    let targets = pipeline.registry.current();
     let own = |run: &NewEvent| caller.tenant.as_ref().is_none_or(|tenant| *tenant == run.tenant);
     match located {
         RunLocation::Ledger(event) if event.new.id.kind() == EventKind::Run && own(&event.new) => {
@@ -390,13 +405,13 @@ async fn view(
                 accepted_at: Some(time(event.accepted_at)),
                 deliveries: &deliveries,
             };
-            Answer::ok(shown(&view, caller))
+            Answer::ok(shown(&view, caller, &targets))
         }
         RunLocation::Buffer { buffered, version } if own(&buffered.run) => {
             let status = if buffered.cancelled { "cancelled" } else { "queued" }.to_owned();
             let run = &buffered.run;
             let view = View { run, version, status, buffered: true, accepted_at: None, deliveries: &[] };
-            Answer::ok(shown(&view, caller))
+            Answer::ok(shown(&view, caller, &targets))
         }
         _ => Err(not_found()),
     }

@@ -1,13 +1,12 @@
-//! `/v1/status` and `/v1/targets`: what an operator looks at first.
+//! `/v1/status`: what an operator looks at first.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::State;
 use schemars::JsonSchema;
-use semel_client::retry::{Circuit, DestinationState};
+use semel_client::retry::Circuit;
 use semel_pipeline::delivery::DeliveryState;
-use semel_pipeline::ledger::Totals;
+use semel_pipeline::ledger::{TargetPause, Totals};
 use semel_pipeline::letter::Status;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -15,22 +14,20 @@ use serde_json::{Map, Value};
 use super::Admin;
 use super::answer::{Answer, Refusal};
 use super::api::{Api, Needs};
-use super::listing::Page;
-use super::records::time;
+use super::targets::PausedTarget;
 use crate::pipeline::Pipeline;
 
 pub(super) fn routes(api: &mut Api) {
     api.group("health", "", Needs::Token).get(
         "/v1/status",
         status,
-        "Show the state of the server: store, keys in doubt, deliveries, dead letters, buffer and circuit breakers.",
-    );
-    api.group("events", "", Needs::Ledger).get(
-        "/v1/targets",
-        targets,
-        "List the targets with their circuit breaker and backlog.",
+        "Show the state of the server: store, keys in doubt, deliveries, dead letters, buffer, circuit breakers and paused targets.",
     );
 }
+
+/// Why a full store takes no new keys.
+pub(crate) const FULL_STORE: &str =
+    "the store has reached max_bytes: new keys are refused, known keys are served";
 
 /// The state of a server.
 #[derive(Serialize, JsonSchema)]
@@ -48,8 +45,10 @@ struct ServerStatus {
     store: String,
     /// True if this server has a gateway.
     gateway: bool,
-    /// Keys in doubt at the last count, at most a few seconds ago.
+    /// Keys in doubt at the last count.
     in_doubt: u64,
+    /// When the keys in doubt were counted; null before the first count.
+    in_doubt_counted_at: Option<String>,
     /// Claims held by this server.
     in_flight: u64,
     /// Null if there is no ledger.
@@ -70,17 +69,21 @@ struct PipelineStatus {
     buffered_runs: u64,
     /// Targets whose circuit breaker is not closed.
     open_breakers: Vec<String>,
+    /// Targets that a person paused.
+    paused_targets: Vec<PausedTarget>,
 }
 
 async fn status(State(admin): State<Arc<Admin>>) -> Result<Answer<ServerStatus>, Refusal> {
     let probed = admin.health.probe().await;
-    let full = "the store has reached max_bytes: new keys are refused, known keys are served";
     let why = match &probed {
         Err(why) => Some(why.clone()),
-        Ok(_) => admin.metrics.store_is_full().then(|| full.to_owned()),
+        Ok(_) => admin.metrics.store_is_full().then(|| FULL_STORE.to_owned()),
     };
     let pipeline = match admin.pipeline.as_deref() {
-        Some(pipeline) => Some(PipelineStatus::new(pipeline, &pipeline.ledger.totals().await?)),
+        Some(pipeline) => {
+            let (totals, pauses) = (pipeline.totals().await?, pipeline.ledger.paused_targets().await?);
+            Some(PipelineStatus::new(pipeline, &totals, &pauses))
+        }
         None => None,
     };
     Answer::ok(ServerStatus {
@@ -91,13 +94,14 @@ async fn status(State(admin): State<Arc<Admin>>) -> Result<Answer<ServerStatus>,
         store: admin.engine.store().to_string(),
         gateway: admin.gateway.is_some(),
         in_doubt: admin.metrics.keys_in_doubt(),
+        in_doubt_counted_at: admin.metrics.in_doubt_counted().map(super::records::time),
         in_flight: u64::try_from(admin.engine.in_flight()).unwrap_or(u64::MAX),
         pipeline,
     })
 }
 
 impl PipelineStatus {
-    fn new(pipeline: &Pipeline, totals: &Totals) -> Self {
+    fn new(pipeline: &Pipeline, totals: &Totals, pauses: &[TargetPause]) -> Self {
         let of_state = |state: DeliveryState| {
             let counted = totals.deliveries.iter().filter(|(_, known, _)| *known == state);
             (state.as_str().to_owned(), counted.map(|(_, _, count)| count).sum::<u64>().into())
@@ -110,78 +114,14 @@ impl PipelineStatus {
                 .filter(|state| !state.is_over())
                 .map(of_state)
                 .collect(),
-            oldest_due_seconds: totals.oldest_due.map(|age| age.as_secs_f64()),
+            oldest_due_seconds: totals.oldest_due().map(|age| age.as_secs_f64()),
             dead_letters: totals.letters.iter().map(of_status).collect(),
             buffered_runs: pipeline.intake.depth.lock().queued,
             open_breakers: open
                 .filter(|state| state.circuit != Circuit::Closed)
                 .map(|state| state.name.to_string())
                 .collect(),
-        }
-    }
-}
-
-/// A target.
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "Target")]
-struct TargetDetails {
-    name: String,
-    /// The events that it gets.
-    events: String,
-    /// State of its circuit breaker in this server.
-    #[schemars(extend("enum" = ["closed", "open", "half_open"]))]
-    breaker: &'static str,
-    /// When an open breaker allows the first call.
-    open_until: Option<String>,
-    /// Calls within the window of the breaker, which begins again when it opens.
-    calls: u64,
-    /// Those of them that failed.
-    failures: u64,
-    /// Share of the calls that succeeded; null without calls.
-    success_rate: Option<f64>,
-    /// Deliveries that are not over, by state.
-    backlog: Map<String, Value>,
-    /// Time until the next delivery is due; zero if one is due now; null if none waits.
-    next_due_seconds: Option<f64>,
-}
-
-async fn targets(State(admin): State<Arc<Admin>>) -> Result<Answer<Page<TargetDetails>>, Refusal> {
-    let pipeline = admin.pipeline()?;
-    let (totals, states) = (pipeline.ledger.totals().await?, pipeline.destinations.states());
-    let mut items = Vec::new();
-    for (name, registered) in pipeline.registry.current().iter() {
-        let due = pipeline.ledger.next_due(vec![name.to_string()]).await?;
-        let state = states.iter().find(|state| state.name == *name);
-        items.push(TargetDetails::new(name, registered.events.to_string(), state, &totals, due));
-    }
-    Page::answer(items, None)
-}
-
-impl TargetDetails {
-    fn new(
-        name: &str,
-        events: String,
-        state: Option<&DestinationState>,
-        totals: &Totals,
-        due: Option<Duration>,
-    ) -> Self {
-        let circuit = state.map_or(Circuit::Closed, |state| state.circuit);
-        let (calls, failures) = state.map_or((0, 0), |state| (state.calls, state.failures));
-        let backlog =
-            totals.deliveries.iter().filter(|(target, state, _)| target == name && !state.is_over());
-        Self {
-            name: name.to_owned(),
-            events,
-            breaker: circuit.name(),
-            open_until: match circuit {
-                Circuit::Open { until } => Some(time(until)),
-                Circuit::Closed | Circuit::HalfOpen => None,
-            },
-            calls,
-            failures,
-            success_rate: (calls > 0).then(|| 1.0 - failures as f64 / calls as f64),
-            backlog: backlog.map(|(_, state, count)| (state.as_str().to_owned(), (*count).into())).collect(),
-            next_due_seconds: due.map(|due| due.as_secs_f64()),
+            paused_targets: pauses.iter().map(PausedTarget::new).collect(),
         }
     }
 }

@@ -19,7 +19,7 @@ use semel_pipeline::delivery::{DeliveryHistory, delivery_of_request};
 use semel_pipeline::envelope::EnvelopeId;
 use semel_pipeline::event::{Event, Generation};
 use semel_pipeline::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
-use semel_pipeline::ledger::Page;
+use semel_pipeline::ledger::{Page, TargetPause};
 use semel_pipeline::letter::LetterStory;
 use semel_triggers::buffer::CurrentRun;
 use semel_triggers::trigger::{Burst, RunLocation};
@@ -30,10 +30,13 @@ use tokio::time::Instant;
 use super::Admin;
 use super::answer::{Answer, PathId, Refusal};
 use super::api::{Api, Needs};
-use super::deliveries::AttemptDetails;
+use super::audit::read;
+use super::deliveries::{AttemptDetails, due_at, round};
 use super::events::EventDetails;
 use super::records::{KeyDetails, time};
 use super::runs::run_error;
+use super::targets::why_waiting;
+use crate::gateway::AnsweredRequest;
 use crate::pipeline::Pipeline;
 
 /// True if a request with this id claimed the key, or if the stored answer tells clients this id.
@@ -54,6 +57,8 @@ const LINES: u32 = 200;
 const SEARCH: Duration = Duration::from_secs(5);
 /// How many records are read at once: each may hold a large outcome.
 const RECORDS: usize = 100;
+/// The most requests of a key that are told.
+const REQUESTS: usize = 50;
 /// How many buffered runs are listed at once.
 const RUNS: u32 = 500;
 
@@ -72,46 +77,58 @@ pub(super) fn routes(api: &mut Api) {
 
 /// Everything that is known about one action.
 #[derive(Serialize, JsonSchema)]
-struct Story {
+pub(crate) struct Story {
     /// The ID that was asked for.
-    id: String,
-    found: Vec<StorySubject>,
+    pub(crate) id: String,
+    pub(crate) found: Vec<StorySubject>,
     /// What happened, the oldest first.
-    timeline: Vec<StoryEntry>,
+    pub(crate) timeline: Vec<StoryEntry>,
 }
 
 /// A thing that belongs to the action.
 #[derive(Default, Serialize, JsonSchema)]
 #[schemars(inline)]
-struct StorySubject {
+pub(crate) struct StorySubject {
     #[schemars(extend("enum" = ["key", "trigger claim", "request", "event", "run", "delivery", "dead letter", "replay"]))]
-    kind: &'static str,
-    id: String,
+    pub(crate) kind: &'static str,
+    pub(crate) id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    key_id: Option<String>,
+    pub(crate) key_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     r#type: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    target: Option<String>,
+    pub(crate) target: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    state: Option<&'static str>,
+    pub(crate) state: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cause: Option<&'static str>,
+    /// When the next attempt of a delivery may start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    due_at: Option<String>,
+    /// Round of that attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    round: Option<u32>,
+    /// Number of rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rounds: Option<u32>,
+    /// Why a delivery is not sent now, although it may be due: its target is paused, or the circuit breaker is open.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting: Option<String>,
 }
 
 /// Something that happened. Further members depend on `what`.
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
-struct StoryEntry {
-    at: String,
+pub(crate) struct StoryEntry {
+    pub(crate) at: String,
     #[schemars(extend("enum" = [
-        "claim", "trigger", "buffer", "event", "delivery", "downstream", "dead letter", "replay", "audit"
+        "gateway", "claim", "trigger", "buffer", "event", "delivery", "downstream", "dead letter", "replay", "audit"
     ]))]
-    place: &'static str,
-    what: String,
-    id: String,
+    pub(crate) place: &'static str,
+    pub(crate) what: String,
+    pub(crate) id: String,
     #[serde(flatten)]
-    details: Map<String, Value>,
+    pub(crate) details: Map<String, Value>,
 }
 
 /// A story while it is gathered.
@@ -126,30 +143,41 @@ struct StoryBuilder<'a> {
 }
 
 async fn show(State(admin): State<Arc<Admin>>, PathId(id): PathId) -> Result<Answer<Story>, Refusal> {
-    let mut story = StoryBuilder {
-        admin: &admin,
-        timeline: Vec::new(),
-        found: Vec::new(),
-        events: BTreeSet::new(),
-        cut_short: None,
-    };
-    let away = story.gather(&id).await?;
-    if story.found.is_empty() {
-        // It may be where nobody could look.
-        if let Some(refusal) = away {
-            return Err(refusal);
+    Answer::ok(Story::tell(&admin, id).await?)
+}
+
+impl Story {
+    /// Tells everything that an id of any kind names.
+    ///
+    /// # Errors
+    /// 404 if nothing has the id.
+    pub(crate) async fn tell(admin: &Admin, id: String) -> Result<Self, Refusal> {
+        let mut story = StoryBuilder {
+            admin,
+            timeline: Vec::new(),
+            found: Vec::new(),
+            events: BTreeSet::new(),
+            cut_short: None,
+        };
+        let unavailable = story.gather(&id).await?;
+        if story.found.is_empty() {
+            // It may be where nobody could look.
+            if let Some(refusal) = unavailable {
+                return Err(refusal);
+            }
+            let mut detail = format!(
+                "nothing is known of {id:?}: no event, run, delivery, dead letter, replay, key, request or envelope has this id; \
+                 a server forgets the ids of answered duplicates when it restarts; `semel keys list --hint` finds a key by its first characters"
+            );
+            if let Some(cut_short) = story.cut_short {
+                detail.push_str(&format!("; {cut_short}"));
+            }
+            return Err(Refusal::not_found(detail));
         }
-        let mut detail = format!(
-            "nothing is known of {id:?}: no event, run, delivery, dead letter, replay, key, request or envelope has this id"
-        );
-        if let Some(cut_short) = story.cut_short {
-            detail.push_str(&format!("; {cut_short}"));
-        }
-        return Err(Refusal::not_found(detail));
+        story.timeline.sort_by_key(|(at, _)| *at);
+        let timeline = story.timeline.into_iter().map(|(_, entry)| entry).collect();
+        Ok(Self { id, found: story.found, timeline })
     }
-    story.timeline.sort_by_key(|(at, _)| *at);
-    let timeline = story.timeline.into_iter().map(|(_, entry)| entry).collect();
-    Answer::ok(Story { id, found: story.found, timeline })
 }
 
 impl StoryBuilder<'_> {
@@ -159,7 +187,7 @@ impl StoryBuilder<'_> {
         if let Some(key) = key {
             self.key(key).await?;
         }
-        let mut away = None;
+        let mut unavailable = None;
         if let Ok(pipeline) = self.admin.pipeline() {
             if let Ok(event) = id.parse::<EventId>() {
                 self.event_or_run(pipeline, event).await?;
@@ -180,7 +208,7 @@ impl StoryBuilder<'_> {
                 return Ok(None);
             }
             if let Some(key) = key {
-                away = self.trigger_claim(pipeline, key).await?;
+                unavailable = self.trigger_claim(pipeline, key).await?;
             }
             let envelope =
                 [EnvelopeId::Message, EnvelopeId::Correlation, EnvelopeId::Causation, EnvelopeId::Trace];
@@ -193,10 +221,10 @@ impl StoryBuilder<'_> {
         if key.is_none() || self.found.is_empty() {
             self.gateway_request(id).await?;
             if let Some(refusal) = self.buffered_request(id).await? {
-                away = Some(refusal);
+                unavailable = Some(refusal);
             }
         }
-        Ok(away)
+        Ok(unavailable)
     }
 
     /// Adds an entry with the members of `details` that are not null.
@@ -213,11 +241,26 @@ impl StoryBuilder<'_> {
     async fn key(&mut self, key: KeyId) -> Result<(), Refusal> {
         if let Some(snapshot) = self.admin.engine.store().get(key).await? {
             self.record(&snapshot, "key", "claim");
+            self.requests(key);
             if let Ok(pipeline) = self.admin.pipeline() {
                 self.audit(pipeline, &key.to_string()).await?;
             }
         }
         Ok(())
+    }
+
+    /// The requests that came with a key, as far as this process remembers them.
+    fn requests(&mut self, key: KeyId) {
+        for request in self.admin.requests.of_key(key, REQUESTS) {
+            let AnsweredRequest { at, request_id, outcome, status } = request;
+            let what = match outcome {
+                "replayed" => "answered from the record",
+                "not_stored" => "answered, answer not stored",
+                _ => "answered",
+            };
+            let more = json!({ "request_id": request_id, "http_status": status });
+            self.add_entry(at, "gateway", what, &key.to_string(), more);
+        }
     }
 
     fn record(&mut self, snapshot: &Snapshot, kind: &'static str, place: &'static str) {
@@ -251,7 +294,7 @@ impl StoryBuilder<'_> {
             searched += page.items.len();
             for snapshot in page.items.iter().filter(|one| is_of_request(one, id)) {
                 self.found.push(StorySubject::request(id, snapshot.id));
-                self.record(snapshot, "key", "claim");
+                self.key(snapshot.id).await?;
             }
             after = page.next;
             if after.is_none() {
@@ -415,8 +458,9 @@ impl StoryBuilder<'_> {
             ..StorySubject::default()
         });
         self.audit(pipeline, &id.to_string()).await?;
+        let pauses = pipeline.ledger.paused_targets().await?;
         for told in pipeline.ledger.deliveries_of(id).await? {
-            self.delivery(&told);
+            self.delivery(pipeline, &told, &pauses);
             if let Some(letter) = told.delivery.letter
                 && let Some(story) = pipeline.ledger.letter(letter).await?
             {
@@ -426,15 +470,23 @@ impl StoryBuilder<'_> {
         Ok(())
     }
 
-    fn delivery(&mut self, told: &DeliveryHistory) {
+    fn delivery(&mut self, pipeline: &Pipeline, told: &DeliveryHistory, pauses: &[TargetPause]) {
         let delivery = &told.delivery;
         let id = delivery.id.to_string();
         let (target, state) = (Some(delivery.target.clone()), Some(delivery.state.as_str()));
+        let due_at = due_at(delivery);
+        let targets = pipeline.registry.current();
+        let (round, rounds) = due_at.as_ref().and_then(|_| round(told, &targets)).unzip();
+        let waiting = due_at.as_ref().and_then(|_| why_waiting(pipeline, pauses, &delivery.target));
         self.found.push(StorySubject {
             kind: "delivery",
             id: id.clone(),
             target,
             state,
+            due_at,
+            round,
+            rounds,
+            waiting,
             ..StorySubject::default()
         });
         for attempt in &told.attempts {
@@ -457,7 +509,9 @@ impl StoryBuilder<'_> {
             let more = json!({ "target": delivery.target, "error": delivery.error });
             self.add_entry(at, "delivery", delivery.state.as_str(), &id, more);
         } else if delivery.state.is_takeable() {
-            let more = json!({ "target": delivery.target, "error": delivery.error });
+            let more = json!({
+                "target": delivery.target, "error": delivery.error, "round": round, "rounds": rounds,
+            });
             self.add_entry(delivery.due_at, "delivery", "due", &id, more);
         }
     }
@@ -519,7 +573,9 @@ impl StoryBuilder<'_> {
         let lines = pipeline.ledger.audit_log(Some(subject.to_owned()), page).await?;
         for audited in &lines.items {
             let line = &audited.line;
-            let more = json!({ "who": line.who, "reason": line.reason });
+            let (reason, states) = read(line);
+            let (before, after) = states.map(|states| (states.before, states.after)).unzip();
+            let more = json!({ "who": line.who, "reason": reason, "before": before, "after": after });
             self.add_entry(audited.at, "audit", &line.action, subject, more);
         }
         Ok(())
@@ -556,15 +612,17 @@ async fn requested(burst: &Burst, request_id: &str) -> Result<Vec<EventId>, seme
     for tenant in burst.buffer.tenants().await? {
         let mut after = None;
         loop {
-            let page = burst.buffer.list(&tenant, after, RUNS).await?;
-            let Some(last) = page.last().copied() else { break };
-            after = Some(last);
+            let (page, next) = burst.buffer.list(&tenant, after, RUNS).await?;
             for id in page {
                 if let Some((Ok(buffered), _)) = burst.buffer.get(&tenant, id).await?
                     && buffered.run.trace.request_id.as_deref() == Some(request_id)
                 {
                     runs.push(id);
                 }
+            }
+            after = next;
+            if after.is_none() {
+                break;
             }
         }
     }

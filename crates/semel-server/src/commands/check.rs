@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use semel::time::{Clock as _, SystemClock};
 use semel_check::{
     BodyFormat, Error, Paint, Progress, Report, ReportOrigin, RunOptions, Runner, SUITES, Storyboard,
@@ -15,13 +16,15 @@ use semel_check::{
 };
 use serde_json::Value;
 
+use super::screen::is_coloured;
+
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CheckArgs {
     /// Storyboards to run
     #[arg(value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
-    /// Built-in suite: ietf, stripe, stripe-v2, ucp, adcp, adcp-idempotency, runs; can be repeated
-    #[arg(long, value_name = "NAME")]
+    /// Built-in suite; can be repeated
+    #[arg(long, value_name = "NAME", value_parser = names())]
     pub(crate) suite: Vec<String>,
     /// URL of the API, or of the MCP endpoint
     #[arg(long, value_name = "URL")]
@@ -197,8 +200,7 @@ fn format_report(report: &Report, args: &CheckArgs) -> String {
         ReportFormat::Markdown => markdown(report),
         ReportFormat::Html => html(report),
         ReportFormat::Pretty => {
-            let coloured = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-            let paint = if coloured { Paint::Coloured } else { Paint::Plain };
+            let paint = if is_coloured() { Paint::Coloured } else { Paint::Plain };
             let telling = if args.explain { Verbosity::Explained } else { Verbosity::Short };
             pretty(report, paint, telling)
         }
@@ -207,17 +209,17 @@ fn format_report(report: &Report, args: &CheckArgs) -> String {
 
 fn storyboards(args: &CheckArgs) -> Result<Vec<Storyboard>, Error> {
     let mut storyboards = Vec::new();
-    for name in &args.suite {
-        let Some(suite) = suite(name) else {
-            let known: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
-            return Err(Error::Setting(format!("--suite {name:?}: expected one of {}", known.join(", "))));
-        };
-        storyboards.push(suite);
-    }
+    // The command line accepts only known names.
+    storyboards.extend(args.suite.iter().filter_map(|name| suite(name)));
     for file in &args.files {
         storyboards.push(Storyboard::read(file)?);
     }
     Ok(storyboards)
+}
+
+/// The names of the suites that the command line accepts.
+fn names() -> PossibleValuesParser {
+    SUITES.iter().map(|suite| PossibleValue::new(suite.name)).collect::<Vec<_>>().into()
 }
 
 fn list() -> String {

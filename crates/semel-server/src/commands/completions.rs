@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use clap::{Args, CommandFactory as _};
 
 use crate::cli::Cli;
+use crate::misused::Misused;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CompletionsArgs {
@@ -15,7 +17,10 @@ pub(crate) struct CompletionsArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ManArgs {
-    /// Write a page for every command into this directory, instead of one page to standard output
+    /// The command whose page is printed, such as `keys settle` [default: semel itself]
+    #[arg(value_name = "COMMAND", conflicts_with = "out")]
+    pub(crate) command: Vec<String>,
+    /// Write a page for every command into this directory
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 }
@@ -27,19 +32,40 @@ pub(crate) fn completions(args: &CompletionsArgs) {
     print_bytes(&script);
 }
 
-/// Prints the manual page of `semel`, or writes the pages of all commands.
+/// Prints the manual page of a command, or writes the pages of all.
 ///
 /// # Errors
-/// A file cannot be written.
+/// A file cannot be written, or there is no such command.
 pub(crate) fn man(args: &ManArgs) -> anyhow::Result<()> {
     match &args.out {
         Some(folder) => {
-            std::fs::create_dir_all(folder)?;
-            clap_mangen::generate_to(Cli::command(), folder)?;
+            let written = std::fs::create_dir_all(folder)
+                .and_then(|()| clap_mangen::generate_to(Cli::command(), folder));
+            written.with_context(|| folder.display().to_string())?;
         }
         None => {
+            let mut command = Cli::command();
+            // Gives every subcommand its whole name.
+            command.build();
+            for name in &args.command {
+                let known: Vec<String> = command
+                    .get_subcommands()
+                    .filter(|one| !one.is_hide_set() && one.get_name() != "help")
+                    .map(|one| one.get_name().to_owned())
+                    .collect();
+                let Some(found) = command.find_subcommand(name) else {
+                    let of = command.get_bin_name().unwrap_or("semel");
+                    return Err(Misused::new(format!(
+                        "{of} has no command {name:?}; it has {}",
+                        known.join(", ")
+                    ))
+                    .into());
+                };
+                command = found.clone();
+            }
             let mut page = Vec::new();
-            clap_mangen::Man::new(Cli::command()).render(&mut page)?;
+            let name = command.get_bin_name().unwrap_or("semel").replace(' ', "-");
+            clap_mangen::Man::new(command).title(name).render(&mut page)?;
             print_bytes(&page);
         }
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use serde_json::json;
 
+use super::screen::write_line;
 use crate::cli::ServeArgs;
 use crate::config::{Config, EXAMPLE, Invalid, PROCESS, schema};
 
@@ -33,8 +34,8 @@ pub(crate) enum ConfigCommand {
 /// A file with mistakes.
 pub(crate) fn run(command: &ConfigCommand) -> anyhow::Result<()> {
     match command {
-        ConfigCommand::Example => print!("{EXAMPLE}"),
-        ConfigCommand::Schema => println!("{:#}", schema()),
+        ConfigCommand::Example => write_line(EXAMPLE.trim_end())?,
+        ConfigCommand::Schema => write_line(&format!("{:#}", schema()))?,
         ConfigCommand::Check { file, json, production } => {
             let checked = if *production {
                 Config::check_production(file, &PROCESS)
@@ -43,9 +44,9 @@ pub(crate) fn run(command: &ConfigCommand) -> anyhow::Result<()> {
                 Config::load(&args, &PROCESS).map(drop)
             };
             if *json {
-                println!("{}", report(checked.as_ref().err()));
+                write_line(&report(checked.as_ref().err()).to_string())?;
             } else if checked.is_ok() {
-                println!("{}: fine", file.display());
+                write_line(&format!("{}: fine", file.display()))?;
             }
             checked?;
         }

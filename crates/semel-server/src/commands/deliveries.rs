@@ -1,10 +1,16 @@
 //! `semel deliveries` and `semel audit`: lists of a running server.
 
+use std::time::Duration;
+
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, Subcommand};
+use semel_pipeline::delivery::DeliveryState;
 use serde_json::Value;
 
-use super::remote::{Pages, QueryString, cell, encode, get, members, print};
-use super::screen::{table, write_line};
+use super::listing::Paging;
+use super::remote::{QueryString, cell, encode, get, members, print};
+use super::screen::{moment, readable, write_line};
+use super::table::table;
 use crate::cli::Remote;
 use crate::client::AdminClient;
 
@@ -22,8 +28,8 @@ pub(crate) enum DeliveriesCommand {
         #[arg(long)]
         tenant: Option<String>,
         /// Only these states, separated by commas
-        #[arg(long)]
-        state: Option<String>,
+        #[arg(long, value_name = "STATES", value_delimiter = ',', value_parser = states())]
+        state: Vec<String>,
         #[command(flatten)]
         paging: Paging,
         #[command(flatten)]
@@ -38,17 +44,6 @@ pub(crate) enum DeliveriesCommand {
     },
 }
 
-/// The part of a list that is shown.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct Paging {
-    /// Maximum number of lines
-    #[arg(long, default_value_t = 100)]
-    limit: usize,
-    /// Continue an earlier list
-    #[arg(long)]
-    cursor: Option<String>,
-}
-
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AuditArgs {
     /// Only changes of this: the id of a key, dead letter, replay job or run
@@ -58,6 +53,10 @@ pub(crate) struct AuditArgs {
     paging: Paging,
     #[command(flatten)]
     remote: Remote,
+}
+
+fn states() -> PossibleValuesParser {
+    DeliveryState::ALL.map(|state| PossibleValue::new(state.as_str())).to_vec().into()
 }
 
 /// Runs `semel deliveries`.
@@ -71,21 +70,10 @@ pub(crate) async fn run(command: DeliveriesCommand) -> anyhow::Result<()> {
             query.add("event_id", event_id.as_deref());
             query.add("target", target.as_deref());
             query.add("tenant", tenant.as_deref());
-            query.add("state", state.as_deref());
-            let pages = Pages::new(&remote, "/v1/deliveries", query)?.after(paging.cursor);
-            let names = [
-                "id",
-                "state",
-                "target",
-                "type",
-                "attempts_made",
-                "due_at",
-                "created_at",
-                "event_id",
-                "error",
-            ];
+            query.add("state", (!state.is_empty()).then(|| state.join(",")).as_deref());
             let titles = ["ID", "STATE", "TARGET", "TYPE", "ATTEMPTS", "DUE", "CREATED", "EVENT", "ERROR"];
-            pages.collect(paging.limit).await?.show(&remote, |items| table(titles, &rows(items, names)))
+            let show = |items: &[Value]| table(titles, &items.iter().map(row).collect::<Vec<_>>());
+            paging.show(&remote, "/v1/deliveries", query, show).await
         }
         DeliveriesCommand::Show { id, remote } => {
             let shown = get(&AdminClient::of(&remote)?, &format!("/v1/deliveries/{}", encode(&id))).await?;
@@ -102,14 +90,34 @@ pub(crate) async fn audit(args: AuditArgs) -> anyhow::Result<()> {
     let AuditArgs { subject, paging, remote } = args;
     let mut query = QueryString::default();
     query.add("subject", subject.as_deref());
-    let pages = Pages::new(&remote, "/v1/audit", query)?.after(paging.cursor);
-    let names = ["at", "who", "action", "subject", "reason"];
-    let titles = ["WHEN", "WHO", "ACTION", "SUBJECT", "REASON"];
-    pages.collect(paging.limit).await?.show(&remote, |items| table(titles, &rows(items, names)))
+    let names = ["who", "action", "subject", "before", "after", "reason"];
+    let row = |item: &Value| {
+        let [who, action, subject, before, after, reason] = names.map(|name| cell(item, name));
+        [moment(&cell(item, "at")), who, action, subject, before, after, reason]
+    };
+    let titles = ["WHEN", "WHO", "ACTION", "SUBJECT", "BEFORE", "AFTER", "REASON"];
+    let show = |items: &[Value]| table(titles, &items.iter().map(row).collect::<Vec<_>>());
+    paging.show(&remote, "/v1/audit", query, show).await
 }
 
-fn rows<const N: usize>(items: &[Value], names: [&str; N]) -> Vec<[String; N]> {
-    items.iter().map(|item| names.map(|name| cell(item, name))).collect()
+fn row(item: &Value) -> [String; 9] {
+    let [id, state, target, event_type, attempts, event, error] =
+        ["id", "state", "target", "type", "attempts_made", "event_id", "error"].map(|name| cell(item, name));
+    let [due, created] = ["due_at", "created_at"].map(|name| moment(&cell(item, name)));
+    [id, state, target, event_type, attempts, due, created, event, error]
+}
+
+/// Prints the attempts of a delivery or a dead letter.
+pub(super) fn print_attempts(attempts: &[Value]) -> anyhow::Result<()> {
+    let row = |item: &Value| {
+        let [attempt, started, outcome, status, request, error] =
+            ["attempt", "started_at", "outcome", "http_status", "request_id", "error"]
+                .map(|name| cell(item, name));
+        let took = item["latency_ms"].as_f64().map(|millis| readable(Duration::from_secs_f64(millis / 1e3)));
+        [attempt, started, took.unwrap_or_default(), outcome, status, request, error]
+    };
+    let titles = ["ATTEMPT", "STARTED", "TOOK", "OUTCOME", "STATUS", "REQUEST", "ERROR"];
+    table(titles, &attempts.iter().map(row).collect::<Vec<_>>())
 }
 
 fn show(mut shown: Value) -> anyhow::Result<()> {
@@ -120,6 +128,5 @@ fn show(mut shown: Value) -> anyhow::Result<()> {
         return Ok(());
     }
     write_line("")?;
-    let names = ["attempt", "started_at", "latency_ms", "outcome", "http_status", "request_id", "error"];
-    table(["ATTEMPT", "STARTED", "MS", "OUTCOME", "STATUS", "REQUEST", "ERROR"], &rows(attempts, names))
+    print_attempts(attempts)
 }

@@ -3,10 +3,10 @@
 //! Everything runs in this process, on free ports, with an embedded store in a temporary folder that is removed at the end.
 
 mod api;
+mod deliveries;
 mod tally;
 mod traffic;
 
-use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use self::api::Charges;
 use self::tally::Tally;
+use super::screen::write_line;
 use crate::cli::ServeArgs;
 use crate::config::{Config, PROCESS, parse_duration};
 use crate::misused::Misused;
@@ -40,7 +41,7 @@ pub(crate) struct DemoArgs {
     pub(crate) json: bool,
 }
 
-/// The demo's routes; its store and ports are flags.
+/// The demo's routes and targets; its store and ports are flags. A refund whose answer is an error may have happened.
 const CONFIG: &str = r#"
 drain = "10s"
 [log]
@@ -48,7 +49,22 @@ level = "error"
 [[route]]
 match = "POST /v1/charges"
 key = { header = "Idempotency-Key", required = true }
+[[route]]
+match = "POST /v1/refunds"
+key = { header = "Idempotency-Key", required = true }
+on_5xx = "doubt"
+[[downstream]]
+name = "acquirer"
+pattern = "derived-key"
 "#;
+
+/// A target of the demo at a path of its API. Failures become dead letters at once, so that there is something to replay.
+fn target(api: &str, name: &str) -> String {
+    format!(
+        "[[target]]\nname = \"{name}\"\nurl = \"{api}/hooks/{name}\"\nevents = [\"order.*\"]\n\
+         retry = {{ max_attempts = 1 }}\nschedule = []\nbreaker = {{ failure_calls = 5, rest = \"20s\" }}\n"
+    )
+}
 
 /// Runs the demo until it is stopped.
 ///
@@ -81,10 +97,11 @@ async fn demo(args: &DemoArgs, length: Option<Duration>) -> anyhow::Result<()> {
         store: Some(format!("embedded:{}", folder.path().join("data").display())),
         ..ServeArgs::default()
     };
-    let config = Config::parse("the demo's config", CONFIG, &flags, &PROCESS)?;
+    let targets = ["billing", "warehouse", "crm"].map(|name| target(&format!("http://{api}"), name)).concat();
+    let config = Config::parse("the demo's config", &format!("{CONFIG}{targets}"), &flags, &PROCESS)?;
     logs::start(config.log);
     let drain = config.drain;
-    let server = Server::start(config).await?;
+    let server = Box::pin(Server::start(config)).await?;
     let gateway = server.gateway_url().context("the demo has a gateway")?;
     if !args.json {
         explain(&gateway, &server.admin_url(), &format!("http://{api}"))?;
@@ -92,7 +109,8 @@ async fn demo(args: &DemoArgs, length: Option<Duration>) -> anyhow::Result<()> {
 
     let tally = Arc::new(Tally::default());
     let (stop, stopped) = watch::channel(false);
-    let traffic = traffic::start(&gateway, &tally, &stopped)?;
+    let mut traffic = traffic::start(&gateway, &tally, &stopped)?;
+    traffic.push(deliveries::start(&gateway, &server.admin_url(), &stopped)?);
     let began = Instant::now();
     let mut ticks = tokio::time::interval(Duration::from_secs(2));
     ticks.tick().await;
@@ -108,7 +126,7 @@ async fn demo(args: &DemoArgs, length: Option<Duration>) -> anyhow::Result<()> {
             () = &mut end => break,
             wish = signals.next() => if wish == Wish::Stop { break },
             _ = ticks.tick() => if !args.json {
-                print_line(&format!("{:>4} s  {}", began.elapsed().as_secs(), tally.line(&charges)))?;
+                write_line(&format!("{:>4} s  {}", began.elapsed().as_secs(), tally.line(&charges)))?;
             },
         }
     }
@@ -120,9 +138,9 @@ async fn demo(args: &DemoArgs, length: Option<Duration>) -> anyhow::Result<()> {
     // After the store was closed: removes the folder with its content.
     drop(folder);
     if args.json {
-        print_line(&tally.json(&charges).to_string())?;
+        write_line(&tally.json(&charges).to_string())?;
     } else {
-        print_line(&tally.summary(&charges))?;
+        write_line(&tally.summary(&charges))?;
     }
     match charges.twice() {
         0 => Ok(()),
@@ -130,23 +148,26 @@ async fn demo(args: &DemoArgs, length: Option<Duration>) -> anyhow::Result<()> {
     }
 }
 
-fn print_line(text: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{text}").and_then(|()| out.flush()).context("standard output is closed")
-}
-
 fn explain(gateway: &str, admin: &str, api: &str) -> anyhow::Result<()> {
     let post = |key: &str| {
         format!("curl -i {gateway}/v1/charges -H 'Authorization: Bearer me' -H 'Idempotency-Key: {key}'")
     };
     let (first, slow) = (post("my-order-1"), post("my-order-2"));
-    print_line(&format!(
+    write_line(&format!(
         "\
 A payments API without idempotency runs at {api}.
 The gateway in front of it, at {gateway}, charges each key once. Its admin API is at {admin}.
 Clients retry, send concurrent duplicates, reuse keys for other amounts, and disconnect from slow answers.
+Every order is an event for three targets: billing works, warehouse fails now and then, crm is down.
 
-Try it, in another terminal:
+Open the console in a browser: {admin}
+
+  In doubt          a refund whose result is unknown: click Settle, preview the client's answer, settle it
+  Dead letters      deliveries that failed at the warehouse: click Replay, look at the plan, approve it
+  Targets, crm      why it gets no calls at present, and when the next one is tried; pause it and resume it
+  the search box    paste the X-Request-Id of an answer: the story of that request
+
+Try it in another terminal too:
 
   charge a card
     {first} -d '{{\"amount\": 1200}}'

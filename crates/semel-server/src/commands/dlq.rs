@@ -1,15 +1,18 @@
 //! `semel dlq`: inspects and changes dead letters of a running server.
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
-use http::Method;
+use http::{HeaderValue, Method, StatusCode, header};
 use serde_json::{Value, json};
 
-use super::remote::{Pages, QueryString, cell, counts, encode, get, members, print, read_payload, send};
-use super::screen::{confirm, printable, table, write_line};
+use super::deliveries::print_attempts;
+use super::listing::{Pages, Paging, Watch};
+use super::remote::{QueryString, cell, encode, get, members, print, read_payload, send, totals};
+use super::screen::{confirm, moment, printable, write_line};
+use super::table::table;
 use crate::admin::dead_letters::{ChangeRequest, EditRequest};
 use crate::cli::Remote;
-use crate::client::AdminClient;
+use crate::client::{AdminClient, Request};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DlqCommand {
@@ -17,12 +20,8 @@ pub(crate) enum DlqCommand {
     List {
         #[command(flatten)]
         filter: DlqFilter,
-        /// Maximum number of dead letters
-        #[arg(long, default_value_t = 100)]
-        limit: usize,
-        /// Continue an earlier list
-        #[arg(long)]
-        cursor: Option<String>,
+        #[command(flatten)]
+        paging: Paging,
         #[command(flatten)]
         remote: Remote,
     },
@@ -37,6 +36,8 @@ pub(crate) enum DlqCommand {
     Groups {
         #[command(flatten)]
         filter: DlqFilter,
+        #[command(flatten)]
+        watch: Watch,
         #[command(flatten)]
         remote: Remote,
     },
@@ -74,7 +75,7 @@ pub(crate) enum DlqCommand {
         /// Reason, for the audit log
         #[arg(long)]
         reason: String,
-        /// Tenant, if the dead letter has none
+        /// Target of the copy, if the dead letter has none or the copy is for another one
         #[arg(long)]
         target: Option<String>,
         #[command(flatten)]
@@ -95,8 +96,8 @@ pub(crate) enum DlqCommand {
 /// A filter for dead letters.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DlqFilter {
-    /// Only this status: pending, replaying, replayed, discarded, parked; or all
-    #[arg(long)]
+    /// Only this status; or all
+    #[arg(long, value_parser = ["pending", "replaying", "replayed", "discarded", "parked", "all"])]
     pub(crate) status: Option<String>,
     /// Only this target
     #[arg(long)]
@@ -113,6 +114,8 @@ const PATH: &str = "/v1/dead-letters";
 /// The status of dead letters that wait for a decision.
 const PENDING: &str = "pending";
 const GROUPS: &str = "/v1/dead-letters/groups";
+/// The server counts at most this number of dead letters.
+const NOT_COUNTED: &str = "there are more than 100000 dead letters; only the newest 100000 are counted";
 
 fn query(filter: &DlqFilter) -> QueryString {
     let mut query = QueryString::default();
@@ -129,33 +132,31 @@ fn query(filter: &DlqFilter) -> QueryString {
 /// The server cannot be reached, or refuses.
 pub(crate) async fn run(command: DlqCommand) -> anyhow::Result<()> {
     match command {
-        DlqCommand::List { mut filter, limit, cursor, remote } => {
+        DlqCommand::List { mut filter, paging, remote } => {
             filter.status.get_or_insert_with(|| PENDING.to_owned());
-            let listed = Pages::new(&remote, PATH, query(&filter))?.after(cursor).collect(limit).await?;
-            let names = ["id", "status", "target", "cause", "type", "attempts_made", "created_at", "error"];
-            let titles = ["ID", "STATUS", "TARGET", "CAUSE", "TYPE", "ATTEMPTS", "CREATED", "ERROR"];
-            listed.show(&remote, |items| table(titles, &rows(items, names)))
-        }
-        DlqCommand::Groups { filter, remote } => {
-            let listed = Pages::new(&remote, GROUPS, query(&filter))?.next().await?.unwrap_or_default();
-            if remote.json {
-                return print(&json!({ "items": listed }));
-            }
             let row = |item: &Value| {
-                let [count, target, cause, last, sample, signature] =
-                    ["count", "target", "cause", "last_at", "sample", "signature"]
+                let [id, status, target, cause, event_type, attempts, error] =
+                    ["id", "status", "target", "cause", "type", "attempts_made", "error"]
                         .map(|name| cell(item, name));
-                [count, counts(&item["by_status"]), target, cause, last, sample, signature]
+                let created = moment(&cell(item, "created_at"));
+                [id, status, target, cause, event_type, attempts, created, error]
             };
-            let titles = ["COUNT", "STATUS", "TARGET", "CAUSE", "LAST", "SAMPLE", "SIGNATURE"];
-            table(titles, &listed.iter().map(row).collect::<Vec<_>>())
+            let titles = ["ID", "STATUS", "TARGET", "CAUSE", "TYPE", "ATTEMPTS", "CREATED", "ERROR"];
+            let show = |items: &[Value]| table(titles, &items.iter().map(row).collect::<Vec<_>>());
+            paging.show(&remote, PATH, query(&filter), show).await
+        }
+        DlqCommand::Groups { filter, watch, remote } => {
+            let client = &AdminClient::of(&remote)?;
+            let fetch = || groups(client, &filter);
+            watch.show(&remote, fetch, |groups| show_groups(&remote, &groups)).await
         }
         DlqCommand::Show { id, remote } => {
             let shown = get(&AdminClient::of(&remote)?, &format!("{PATH}/{}", encode(&id))).await?;
             if remote.json { print(&shown) } else { show(&shown) }
         }
         DlqCommand::Edit { id, payload, reason, target, remote } => {
-            let request = EditRequest { payload: read_payload(&payload)?, reason, target, r#type: None };
+            let request =
+                EditRequest { payload: read_payload(&payload).await?, reason, target, r#type: None };
             let path = format!("{PATH}/{}/edit", encode(&id));
             let made = send(&AdminClient::of(&remote)?, Method::POST, &path, &request).await?;
             if remote.json {
@@ -175,35 +176,94 @@ pub(crate) async fn run(command: DlqCommand) -> anyhow::Result<()> {
     }
 }
 
-fn rows<const N: usize>(items: &[Value], names: [&str; N]) -> Vec<[String; N]> {
-    items.iter().map(|item| names.map(|name| cell(item, name))).collect()
+/// The groups, largest first. The server returns all of them on one page.
+async fn groups(client: &AdminClient, filter: &DlqFilter) -> anyhow::Result<Value> {
+    get(client, &format!("{GROUPS}{}", query(filter).as_str())).await
+}
+
+fn show_groups(remote: &Remote, groups: &Value) -> anyhow::Result<()> {
+    if remote.json {
+        return print(groups);
+    }
+    if groups["partial"] == true {
+        eprintln!("{NOT_COUNTED}");
+    }
+    let row = |item: &Value| {
+        let [count, target, cause, sample, signature] =
+            ["count", "target", "cause", "sample", "signature"].map(|name| cell(item, name));
+        let last = moment(&cell(item, "last_at"));
+        [count, totals(&item["by_status"]), target, cause, last, sample, signature]
+    };
+    let titles = ["COUNT", "STATUS", "TARGET", "CAUSE", "LAST", "SAMPLE", "SIGNATURE"];
+    table(titles, &groups["items"].as_array().into_iter().flatten().map(row).collect::<Vec<_>>())
 }
 
 /// Discards every pending dead letter that matches, after it was said how many these are.
 async fn discard_all(remote: &Remote, filter: &DlqFilter, reason: &str, yes: bool) -> anyhow::Result<()> {
     let client = AdminClient::of(remote)?;
-    let groups = Pages::new(remote, GROUPS, query(filter))?.next().await?.unwrap_or_default();
-    let count: u64 = groups.iter().filter_map(|group| group["count"].as_u64()).sum();
-    if count > 0 {
-        confirm(&format!("{count} pending dead letters match. Discard them?"), yes)?;
+    let counted = groups(&client, filter).await?;
+    let items = counted["items"].as_array().into_iter().flatten();
+    let count =
+        match (items.filter_map(|group| group["count"].as_u64()).sum::<u64>(), counted["partial"] == true) {
+            (0, false) => None,
+            (count, true) => Some(format!("at least {count}")),
+            (count, false) => Some(count.to_string()),
+        };
+    if let Some(count) = &count {
+        confirm(&format!("{count} pending dead letters match. Discard them?"), yes).await?;
     }
     let request = ChangeRequest { reason: reason.to_owned() };
-    let (mut discarded, mut pages) = (0_u64, Pages::new(remote, PATH, query(filter))?);
-    while discarded < count
-        && let Some(page) = pages.next().await?
-    {
-        for letter in page {
-            let path = format!("{PATH}/{}/discard", encode(&cell(&letter, "id")));
-            send(&client, Method::POST, &path, &request)
-                .await
-                .with_context(|| format!("{discarded} of {count} were discarded"))?;
-            discarded += 1;
+    let (mut discarded, mut refused) = (0_u64, Vec::new());
+    let mut pages = Pages::new(&client, PATH, query(filter));
+    if let Some(count) = &count {
+        // Those that become pending meanwhile are newer than the first page.
+        while let Some(page) = pages.next().await? {
+            for letter in page {
+                let id = cell(&letter, "id");
+                let change = discard(&client, &id, &request).await;
+                match change.with_context(|| format!("{discarded} of {count} were discarded"))? {
+                    Change::Made => discarded += 1,
+                    Change::Refused(error) => refused.push(json!({ "id": id, "error": error })),
+                }
+            }
         }
     }
     if remote.json {
-        return print(&json!({ "discarded": discarded }));
+        print(&json!({ "discarded": discarded, "refused": refused }))?;
+    } else {
+        write_line(&format!("{discarded} discarded; `semel dlq list --status discarded` shows them"))?;
+        for one in &refused {
+            eprintln!("{} was not discarded: {}", cell(one, "id"), printable(&cell(one, "error")));
+        }
     }
-    write_line(&format!("{discarded} discarded; `semel dlq list --status discarded` shows them"))
+    match refused.len() {
+        0 => Ok(()),
+        number => bail!("{number} dead letters were not discarded: others changed them meanwhile"),
+    }
+}
+
+/// The result of a change of one dead letter among many.
+enum Change {
+    Made,
+    /// Its state does not permit it, with the server's words: another operator or a replay was faster.
+    Refused(String),
+}
+
+/// Discards one dead letter.
+async fn discard(client: &AdminClient, id: &str, request: &ChangeRequest) -> anyhow::Result<Change> {
+    let path = format!("{PATH}/{}/discard", encode(id));
+    let json = HeaderValue::from_static("application/json");
+    let request = Request::new(Method::POST, &path).bytes(serde_json::to_string(request)?);
+    let response = client.send(&request.header(header::CONTENT_TYPE, json)).await?;
+    let answer: Value = serde_json::from_slice(&response.body).unwrap_or_default();
+    match (response.status, answer["detail"].as_str()) {
+        (status, _) if status.is_success() => Ok(Change::Made),
+        (StatusCode::CONFLICT | StatusCode::NOT_FOUND, Some(detail)) => {
+            Ok(Change::Refused(detail.to_owned()))
+        }
+        (status, Some(detail)) => bail!("{detail} ({})", status.as_u16()),
+        (status, None) => bail!("{} answered {status}", client.address()),
+    }
 }
 
 async fn change(remote: &Remote, id: &str, action: &str, reason: String) -> anyhow::Result<()> {
@@ -221,14 +281,12 @@ fn show(shown: &Value) -> anyhow::Result<()> {
         head.shift_remove("attempts");
     }
     members(&head)?;
-    let attempts: Vec<&Value> = shown["attempts"].as_array().into_iter().flatten().collect();
+    let attempts = shown["attempts"].as_array().map_or(&[][..], Vec::as_slice);
     if attempts.is_empty() {
         return Ok(());
     }
     write_line("")?;
-    let names = ["attempt", "started_at", "latency_ms", "outcome", "http_status", "request_id", "error"];
-    let rows: Vec<[String; 7]> = attempts.iter().map(|item| names.map(|name| cell(item, name))).collect();
-    table(["ATTEMPT", "STARTED", "MS", "OUTCOME", "STATUS", "REQUEST", "ERROR"], &rows)?;
+    print_attempts(attempts)?;
     let told = attempts.iter().rev().find(|attempt| attempt["excerpt"].is_string());
     if let Some(attempt) = told {
         write_line("")?;

@@ -1,31 +1,34 @@
 //! `semel drill`: causes failures on purpose. Each drill starts what it needs, on free ports and in a temporary folder, prints its
-//! checks, and reports whether it passed.
+//! checks, and reports whether it passed. Nothing is left behind, also if the drill is interrupted or killed.
 
 mod burst;
 mod crowd;
-mod environment;
+pub(super) mod environment;
 mod letters;
 mod moments;
 mod outages;
-mod postgres;
-mod redis;
+pub(super) mod postgres;
+pub(super) mod redis;
 mod target;
+pub(crate) mod watchdog;
 mod wire;
 
-use std::io::Write as _;
-
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use semel::store::BoxFuture;
 use serde_json::json;
 
 use self::environment::{DrillEnvironment, DrillNeeds, Skipped};
-use crate::misused::Misused;
+use super::screen::{with_causes, write_line};
+use crate::interrupted::Interrupted;
+use crate::signals::Signals;
 use crate::telemetry::logs;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DrillArgs {
-    /// Name of the drill, or `all`; any other word lists the drills
+    /// The drill
+    #[arg(value_parser = names())]
     pub(crate) name: String,
     /// Redis server to use instead of starting redis-server, for drills that do not kill it
     #[arg(long, value_name = "URL")]
@@ -127,29 +130,32 @@ const DRILLS: [Drill; 13] = [
     },
 ];
 
+/// The names that the command line accepts, with their descriptions.
+fn names() -> PossibleValuesParser {
+    let drills = DRILLS.iter().map(|drill| PossibleValue::new(drill.name).help(drill.about));
+    drills.chain([PossibleValue::new("all").help("all of them")]).collect::<Vec<_>>().into()
+}
+
 /// Runs the named drills.
 ///
 /// # Errors
-/// A drill that failed, or an unknown name.
+/// A drill that failed, or Ctrl-C.
 pub(crate) fn run(args: &DrillArgs) -> anyhow::Result<()> {
     let chosen: Vec<&Drill> = match args.name.as_str() {
         "all" => DRILLS.iter().collect(),
         name => DRILLS.iter().filter(|drill| drill.name == name).collect(),
     };
-    if chosen.is_empty() {
-        let names: Vec<String> =
-            DRILLS.iter().map(|drill| format!("  {:<26}{}", drill.name, drill.about)).collect();
-        let names = names.join("\n");
-        let what =
-            format!("there is no drill {:?}; there are\n{names}\n  {:<26}all of them", args.name, "all");
-        return Err(Misused::new(what).into());
-    }
     logs::start(crate::config::LogConfig::quiet());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    // Before anything is started: from now on a signal ends the drill in order.
+    let mut signals = {
+        let _runtime = runtime.enter();
+        Signals::listen()?
+    };
     let (mut failed, mut skipped) = (Vec::new(), Vec::new());
     let several = chosen.len() > 1;
     for drill in chosen {
-        match runtime.block_on(one(drill, args))? {
+        match runtime.block_on(one(drill, args, &mut signals))? {
             DrillVerdict::Passed => {}
             DrillVerdict::Failed => failed.push(drill.name),
             DrillVerdict::Skipped => skipped.push(drill.name),
@@ -163,7 +169,7 @@ pub(crate) fn run(args: &DrillArgs) -> anyhow::Result<()> {
         (true, _) => Ok(()),
         // With several drills a skip is only reported; a single drill that is skipped is an error, because nothing was checked.
         (false, true) if args.json => Ok(()),
-        (false, true) => print_line(&format!("skipped: {}; nothing was checked there", skipped.join(", "))),
+        (false, true) => write_line(&format!("skipped: {}; nothing was checked there", skipped.join(", "))),
         (false, false) => bail!("skipped: nothing was checked"),
     }
 }
@@ -178,14 +184,21 @@ enum DrillVerdict {
 }
 
 /// Runs one drill.
-async fn one(drill: &Drill, args: &DrillArgs) -> anyhow::Result<DrillVerdict> {
+async fn one(drill: &Drill, args: &DrillArgs, signals: &mut Signals) -> anyhow::Result<DrillVerdict> {
     if !args.json {
-        print_line(&format!("{}: {}", drill.name, drill.about))?;
+        write_line(&format!("{}: {}", drill.name, drill.about))?;
     }
     let (ran, checks, notes) = match DrillEnvironment::new(args, drill.needs) {
         Ok(mut environment) => {
-            let ran = (drill.run)(&mut environment).await;
-            let (checks, notes) = environment.end().await;
+            let ran = tokio::select! {
+                biased;
+                _ = signals.next() => None,
+                ran = (drill.run)(&mut environment) => Some(ran),
+            };
+            let (checks, notes) = environment.end();
+            let Some(ran) = ran else {
+                return Err(Interrupted::new("everything that the drill started is removed").into());
+            };
             (ran, checks, notes)
         }
         Err(error) => (Err(error), Vec::new(), Vec::new()),
@@ -194,9 +207,9 @@ async fn one(drill: &Drill, args: &DrillArgs) -> anyhow::Result<DrillVerdict> {
     if let Some(why) = why_not.filter(|_| checks.is_empty()) {
         if args.json {
             let told = json!({ "drill": drill.name, "passed": null, "skipped": why.to_string() });
-            print_line(&told.to_string())?;
+            write_line(&told.to_string())?;
         } else {
-            print_line(&format!("{}: SKIPPED, {why}\n", drill.name))?;
+            write_line(&format!("{}: SKIPPED, {why}\n", drill.name))?;
         }
         return Ok(DrillVerdict::Skipped);
     }
@@ -207,28 +220,23 @@ async fn one(drill: &Drill, args: &DrillArgs) -> anyhow::Result<DrillVerdict> {
             .iter()
             .map(|check| json!({ "checked": check.what, "passed": check.passed, "seen": check.seen }))
             .collect();
-        let error = ran.as_ref().err().map(|error| format!("{error:#}"));
+        let error = ran.as_ref().err().map(with_causes);
         let told =
             json!({ "drill": drill.name, "passed": passed, "checks": shown, "notes": notes, "error": error });
-        print_line(&told.to_string())?;
+        write_line(&told.to_string())?;
         return Ok(verdict);
     }
     for note in &notes {
-        print_line(&format!("  note    {note}"))?;
+        write_line(&format!("  note    {note}"))?;
     }
     for check in &checks {
         let word = if check.passed { "ok    " } else { "FAILED" };
-        print_line(&format!("  {word}  {} ({})", check.what, check.seen))?;
+        write_line(&format!("  {word}  {} ({})", check.what, check.seen))?;
     }
     if let Err(error) = &ran {
-        print_line(&format!("  FAILED  it could not go on: {error:#}"))?;
+        write_line(&format!("  FAILED  it could not go on: {}", with_causes(error)))?;
     }
     let word = if passed { "passed" } else { "FAILED" };
-    print_line(&format!("{}: {word}, {} checks\n", drill.name, checks.len()))?;
+    write_line(&format!("{}: {word}, {} checks\n", drill.name, checks.len()))?;
     Ok(verdict)
-}
-
-fn print_line(text: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{text}").and_then(|()| out.flush()).context("standard output is closed")
 }

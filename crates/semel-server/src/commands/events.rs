@@ -5,8 +5,10 @@ use http::{HeaderValue, Method, header};
 use semel_pipeline::envelope::ENVELOPE_JSON;
 use serde_json::Value;
 
-use super::remote::{Pages, QueryString, ask, cell, counts, encode, get, print, read_payload, send};
-use super::screen::{table, write_line};
+use super::listing::Paging;
+use super::remote::{QueryString, ask, cell, encode, get, next_attempt, print, read_payload, send, states};
+use super::screen::{moment, write_line};
+use super::table::{table, table_of_texts};
 use crate::admin::events::PublishRequest;
 use crate::cli::Remote;
 use crate::client::{AdminClient, Request};
@@ -74,12 +76,8 @@ pub(crate) enum EventsCommand {
         /// Only messages whose envelope has this user
         #[arg(long)]
         user: Option<String>,
-        /// Maximum number of events
-        #[arg(long, default_value_t = 100)]
-        limit: usize,
-        /// Continue an earlier list
-        #[arg(long)]
-        cursor: Option<String>,
+        #[command(flatten)]
+        paging: Paging,
         #[command(flatten)]
         remote: Remote,
     },
@@ -111,13 +109,13 @@ pub(crate) async fn run(command: EventsCommand) -> anyhow::Result<()> {
         } => {
             let client = AdminClient::of(&remote)?;
             let done = if let Some(envelope) = envelope {
-                let envelope = read_payload(&envelope)?.get().to_owned();
+                let envelope = read_payload(&envelope).await?.get().to_owned();
                 let json = HeaderValue::from_static(ENVELOPE_JSON);
                 let request = Request::post("/v1/events").bytes(envelope);
                 ask(&client, request.header(header::CONTENT_TYPE, json)).await?
             } else {
                 // Required by the command line without an envelope.
-                let payload = read_payload(&payload.unwrap_or_default())?;
+                let payload = read_payload(&payload.unwrap_or_default()).await?;
                 let (r#type, dedupe_key) = (event_type.unwrap_or_default(), dedupe_key.unwrap_or_default());
                 let event = PublishRequest { r#type, dedupe_key, payload, tenant, order_key, delay, ttl };
                 send(&client, Method::POST, "/v1/events", &event).await?
@@ -144,8 +142,7 @@ pub(crate) async fn run(command: EventsCommand) -> anyhow::Result<()> {
             causation_id,
             trace_id,
             user,
-            limit,
-            cursor,
+            paging,
             remote,
         } => {
             let mut query = QueryString::default();
@@ -162,16 +159,15 @@ pub(crate) async fn run(command: EventsCommand) -> anyhow::Result<()> {
             ] {
                 query.add(name, value.as_deref());
             }
-            let listed = Pages::new(&remote, "/v1/events", query)?.after(cursor).collect(limit).await?;
-            let names = ["id", "type", "tenant", "dedupe_key", "accepted_at"];
-            listed.show(&remote, |items| {
-                let row = |item: &Value| {
-                    let [id, event_type, tenant, key, accepted] = names.map(|name| cell(item, name));
-                    [id, counts(&item["states"]), event_type, tenant, key, accepted]
-                };
-                let titles = ["ID", "STATE", "TYPE", "TENANT", "KEY", "ACCEPTED"];
-                table(titles, &items.iter().map(row).collect::<Vec<_>>())
-            })
+            let row = |item: &Value| {
+                let [id, event_type, tenant, key] =
+                    ["id", "type", "tenant", "dedupe_key"].map(|name| cell(item, name));
+                let accepted = moment(&cell(item, "accepted_at"));
+                [id, states(&item["states"]), event_type, tenant, key, accepted]
+            };
+            let titles = ["ID", "STATE", "TYPE", "TENANT", "KEY", "ACCEPTED"];
+            let show = |items: &[Value]| table(titles, &items.iter().map(row).collect::<Vec<_>>());
+            paging.show(&remote, "/v1/events", query, show).await
         }
         EventsCommand::Show { id, remote } => {
             let story = get(&AdminClient::of(&remote)?, &format!("/v1/story/{}", encode(&id))).await?;
@@ -181,10 +177,19 @@ pub(crate) async fn run(command: EventsCommand) -> anyhow::Result<()> {
 }
 
 fn print_story(story: &Value) -> anyhow::Result<()> {
+    let found = story["found"].as_array().into_iter().flatten();
+    let rows: Vec<[String; 6]> = found
+        .map(|found| ["id", "kind", "state", "target", "type", "cause"].map(|name| cell(found, name)))
+        .collect();
+    table(["ID", "KIND", "STATE", "TARGET", "TYPE", "CAUSE"], &rows)?;
     for found in story["found"].as_array().into_iter().flatten() {
-        let more = ["target", "type", "state", "cause"].map(|name| cell(found, name));
-        let more: Vec<String> = more.into_iter().filter(|text| !text.is_empty()).collect();
-        write_line(&format!("{:<12}  {}  {}", cell(found, "kind"), cell(found, "id"), more.join("  ")))?;
+        let more: Vec<String> = [next_attempt(found), cell(found, "waiting")]
+            .into_iter()
+            .filter(|text| !text.is_empty())
+            .collect();
+        if !more.is_empty() {
+            write_line(&format!("{}: {}", cell(found, "id"), more.join("; ")))?;
+        }
     }
     write_line("")?;
     let rows: Vec<[String; 4]> = story["timeline"]
@@ -193,7 +198,7 @@ fn print_story(story: &Value) -> anyhow::Result<()> {
         .flatten()
         .map(|moment| [cell(moment, "at"), cell(moment, "place"), cell(moment, "what"), details(moment)])
         .collect();
-    table(["WHEN", "WHERE", "WHAT", ""], &rows)
+    table_of_texts(["WHEN", "WHERE", "WHAT", ""], &rows)
 }
 
 /// All other members of an entry.

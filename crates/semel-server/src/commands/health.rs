@@ -5,6 +5,8 @@ use clap::Args;
 use http::Method;
 use serde_json::Value;
 
+use super::remote::print;
+use super::screen::write_line;
 use crate::cli::Remote;
 use crate::client::{AdminClient, Request};
 
@@ -32,9 +34,8 @@ pub(crate) async fn run(args: &HealthArgs) -> anyhow::Result<()> {
         bail!("not {word}: {}", why.unwrap_or("the server does not say why"));
     }
     if args.remote.json {
-        println!("{}", if args.live { serde_json::json!({"alive": true}) } else { body });
+        print(&if args.live { serde_json::json!({"alive": true}) } else { body })
     } else {
-        println!("{word}{}", why.map(|why| format!(": {why}")).unwrap_or_default());
+        write_line(&format!("{word}{}", why.map(|why| format!(": {why}")).unwrap_or_default()))
     }
-    Ok(())
 }

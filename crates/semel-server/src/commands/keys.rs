@@ -5,14 +5,18 @@ use std::io::IsTerminal as _;
 
 use anyhow::Context as _;
 use clap::Subcommand;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use http::Method;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::remote::{Pages, QueryString, cell, encode, get, members, print, send};
-use super::screen::{age, confirm, printable, table, write_line};
+use super::listing::{Listed, Pages, Paging};
+use super::remote::{QueryString, cell, encode, get, members, print, read_input, send};
+use super::screen::{age, confirm, moment, printable, write_line};
+use super::table::table;
 use crate::admin::keys::{FindRequest, ForgetRequest, SettleRequest};
+use crate::admin::records::PHASES;
 use crate::cli::Remote;
 use crate::client::AdminClient;
 use crate::misused::Misused;
@@ -21,8 +25,8 @@ use crate::misused::Misused;
 pub(crate) enum KeysCommand {
     /// List keys, those in doubt with the oldest first; or find one by namespace, scope and value
     List {
-        /// Only keys in this phase: claimed, begun, lapsed, in_doubt, done, bound, expired, vacant
-        #[arg(long, visible_alias = "state")]
+        /// Only keys in this phase
+        #[arg(long, visible_alias = "state", value_parser = phases())]
         phase: Option<String>,
         /// Only keys whose value begins with this; eight characters are stored
         #[arg(long)]
@@ -36,12 +40,8 @@ pub(crate) enum KeysCommand {
         /// Find one key: its value
         #[arg(long, requires = "namespace")]
         key: Option<String>,
-        /// Maximum number of keys
-        #[arg(long, default_value_t = 100)]
-        limit: usize,
-        /// Continue an earlier list
-        #[arg(long)]
-        cursor: Option<String>,
+        #[command(flatten)]
+        paging: Paging,
         #[command(flatten)]
         remote: Remote,
     },
@@ -63,7 +63,7 @@ pub(crate) enum KeysCommand {
         #[command(flatten)]
         remote: Remote,
     },
-    /// Remove a record: the next call with its key runs again
+    /// Remove a record: the next call with its key runs again, so a client that retries has a second effect
     Forget {
         /// The key's id, 32 hex characters
         id: String,
@@ -73,6 +73,9 @@ pub(crate) enum KeysCommand {
         /// Even if it is claimed or in doubt
         #[arg(long)]
         force: bool,
+        /// Do not ask on a terminal
+        #[arg(long)]
+        yes: bool,
         #[command(flatten)]
         remote: Remote,
     },
@@ -108,11 +111,16 @@ pub(crate) enum KeysCommand {
     /// Write every key as one line of JSON
     Export {
         /// Only keys in this phase
-        #[arg(long)]
+        #[arg(long, value_parser = phases())]
         phase: Option<String>,
         #[command(flatten)]
         remote: Remote,
     },
+}
+
+/// The phases that the command line accepts.
+fn phases() -> PossibleValuesParser {
+    PHASES.map(|(name, _)| PossibleValue::new(name)).to_vec().into()
 }
 
 const PATH: &str = "/v1/keys";
@@ -126,7 +134,7 @@ const SORTED: usize = 10_000;
 /// The server cannot be reached, or refuses.
 pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
     match command {
-        KeysCommand::List { phase, hint, namespace, scope, key, limit, cursor, remote } => {
+        KeysCommand::List { phase, hint, namespace, scope, key, paging, remote } => {
             let mut query = QueryString::default();
             query.add("phase", phase.as_deref());
             query.add("hint", hint.as_deref());
@@ -135,23 +143,19 @@ pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
                 query.add("scope", Some(part));
             }
             query.add("key", key.as_deref());
-            let is_doubt = phase.as_deref() == Some("in_doubt");
-            let read = if is_doubt { SORTED.max(limit) } else { limit };
-            let mut listed = Pages::new(&remote, PATH, query)?.after(cursor).collect(read).await?;
-            if is_doubt {
-                // The store lists by id. The oldest waits longest for a person.
-                listed.items.sort_by_key(|item| cell(item, "claimed_at"));
-                let left_out = listed.items.len().saturating_sub(limit);
-                listed.items.truncate(limit);
-                if left_out > 0 {
-                    eprintln!("{left_out} more are in doubt; --limit shows them");
-                }
-            }
-            listed.show(&remote, list)
+            let client = &AdminClient::of(&remote)?;
+            let order = match phase.as_deref() {
+                // Scripts read page by page; only the server's order has a cursor.
+                Some("in_doubt") if remote.json => ListOrder::OldestOfPage,
+                Some("in_doubt") => ListOrder::Oldest,
+                _ => ListOrder::Newest,
+            };
+            let fetch = || read(client, query.clone(), &paging, order);
+            paging.watch.show(&remote, fetch, |listed| listed.show(&remote, list)).await
         }
         KeysCommand::Find { key, header, remote } => {
-            let found =
-                send(&AdminClient::of(&remote)?, Method::POST, FIND, &find_request(key, &header)?).await?;
+            let request = find_request(key, &header).await?;
+            let found = send(&AdminClient::of(&remote)?, Method::POST, FIND, &request).await?;
             if remote.json {
                 return print(&found);
             }
@@ -161,7 +165,10 @@ pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
             let shown = get(&AdminClient::of(&remote)?, &format!("/v1/keys/{}", encode(&id))).await?;
             if remote.json { print(&shown) } else { show(shown) }
         }
-        KeysCommand::Forget { id, reason, force, remote } => {
+        KeysCommand::Forget { id, reason, force, yes, remote } => {
+            // Scripts cannot answer. They have said what they want, with a reason.
+            let question = "The next call with this key runs again. Forget it?";
+            confirm(question, yes || !std::io::stdin().is_terminal()).await?;
             change(&remote, &id, "forget", &ForgetRequest { reason, force }).await
         }
         KeysCommand::Settle { id, run, outcome, status, body, reason, dry_run, yes, remote } => {
@@ -185,7 +192,7 @@ pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
             }
             if preview["key"]["request"].is_object() {
                 // Scripts cannot answer. They have said what they want, with a reason.
-                confirm("Settle it?", yes || !std::io::stdin().is_terminal())?;
+                confirm("Settle it?", yes || !std::io::stdin().is_terminal()).await?;
             }
             change(&remote, &id, "settle", &request).await
         }
@@ -193,7 +200,8 @@ pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
             let mut query = QueryString::default();
             query.add("phase", phase.as_deref());
             query.add("limit", Some("1000"));
-            let mut pages = Pages::new(&remote, PATH, query)?;
+            let client = AdminClient::of(&remote)?;
+            let mut pages = Pages::new(&client, PATH, query);
             while let Some(page) = pages.next().await? {
                 for item in page {
                     print(&item)?;
@@ -202,6 +210,39 @@ pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
             Ok(())
         }
     }
+}
+
+/// The order of a list of keys. The store lists by id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ListOrder {
+    /// Newest first, of each page.
+    Newest,
+    /// Oldest first, of each page.
+    OldestOfPage,
+    /// Oldest first, of all: the oldest waits longest for a person.
+    Oldest,
+}
+
+/// The keys to list.
+async fn read(
+    client: &AdminClient,
+    query: QueryString,
+    paging: &Paging,
+    order: ListOrder,
+) -> anyhow::Result<Listed> {
+    let limit = if order == ListOrder::Oldest { SORTED.max(paging.limit) } else { paging.limit };
+    let pages = Pages::new(client, PATH, query).after(paging.cursor.clone());
+    let mut listed = pages.collect(limit).await?;
+    listed.items.sort_by_cached_key(|item| cell(item, "claimed_at"));
+    if order == ListOrder::Newest {
+        listed.items.reverse();
+    }
+    let left_out = listed.items.len().saturating_sub(paging.limit);
+    listed.items.truncate(paging.limit);
+    if left_out > 0 {
+        eprintln!("{left_out} more are in doubt; --limit shows them");
+    }
+    Ok(listed)
 }
 
 async fn change(remote: &Remote, id: &str, action: &str, body: &impl Serialize) -> anyhow::Result<()> {
@@ -228,12 +269,13 @@ fn given_answer(status: u16, body: Option<String>) -> anyhow::Result<Box<RawValu
 fn explain(preview: &Value) -> anyhow::Result<()> {
     let (key, answer) = (&preview["key"], &preview["answer"]);
     let request = &key["request"];
-    let [method, path, id, caller] =
-        ["method", "path", "request_id", "caller"].map(|name| cell(request, name));
-    eprintln!(
-        "{method} {path}, request {id}, caller {caller}, claimed {} ago",
-        age(&cell(key, "claimed_at"))
-    );
+    let mut parts = vec![format!("{} {}", cell(request, "method"), cell(request, "path"))];
+    for (name, member) in [("request", "request_id"), ("caller", "caller")] {
+        let text = cell(request, member);
+        // The id of a request that contains its key is not stored.
+        parts.extend((!text.is_empty()).then(|| format!("{name} {text}")));
+    }
+    eprintln!("{}, claimed {} ago", parts.join(", "), age(&cell(key, "claimed_at")));
     if answer.is_null() {
         eprintln!("The next request with this key is sent to the upstream again.");
     } else {
@@ -271,10 +313,10 @@ fn show(mut shown: Value) -> anyhow::Result<()> {
         // The same in base64.
         all.shift_remove("returned");
     }
-    members(&shown)?;
-    if let Some(request) = request {
-        members(&request)?;
+    if let Some(Value::Object(request)) = request {
+        all.extend(request);
     }
+    members(&shown)?;
     if let Some(answer) = answer {
         write_line("")?;
         answer_lines(&answer).iter().try_for_each(|line| write_line(line))?;
@@ -283,11 +325,8 @@ fn show(mut shown: Value) -> anyhow::Result<()> {
 }
 
 /// The body of a search, so that neither key nor credential is part of a URL.
-fn find_request(key: String, header: &[String]) -> anyhow::Result<FindRequest> {
-    let key = match key.as_str() {
-        "-" => std::io::read_to_string(std::io::stdin()).context("standard input")?.trim().to_owned(),
-        _ => key,
-    };
+async fn find_request(key: String, header: &[String]) -> anyhow::Result<FindRequest> {
+    let key = if key == "-" { read_input().await?.trim().to_owned() } else { key };
     let mut headers = BTreeMap::new();
     for line in header {
         let (name, value) = line.split_once(':').ok_or_else(|| {
@@ -315,7 +354,7 @@ fn list(items: &[Value]) -> anyhow::Result<()> {
             path,
             request,
             caller,
-            changed,
+            moment(&changed),
         ]
     };
     let titles =

@@ -1,13 +1,15 @@
-//! Shared by commands that talk to a running server: requests, pages, and printing.
+//! Shared by commands that talk to a running server: requests, and printing.
+
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use http::{HeaderValue, Method, header};
+use http::{HeaderValue, Method, StatusCode, header};
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::screen::write_line;
-use crate::cli::Remote;
+use super::screen::{left, readable, write_line};
+use super::table::fields;
 use crate::client::{AdminClient, Request};
 use crate::misused::Misused;
 
@@ -41,131 +43,16 @@ pub(crate) async fn ask_raw(
 pub(crate) async fn ask(client: &AdminClient, request: Request) -> anyhow::Result<Value> {
     let response = client.send(&request).await?;
     let answer: Value = serde_json::from_slice(&response.body).unwrap_or_default();
-    if response.status.is_success() {
+    if response.status.is_success() && answer.is_object() {
         return Ok(answer);
     }
-    refuse_gateway(client).await?;
-    match answer["detail"].as_str() {
-        Some(detail) => bail!("{detail} ({})", response.status.as_u16()),
-        None => bail!("the server answered {}", response.status),
-    }
-}
-
-/// An error if the address is that of a gateway, which publishes its policy.
-async fn refuse_gateway(client: &AdminClient) -> anyhow::Result<()> {
-    let policy = client.send(&Request::new(Method::GET, "/.well-known/idempotency")).await;
-    let policy = policy.ok().filter(|response| response.status.is_success());
-    let body = policy.and_then(|response| serde_json::from_slice::<Value>(&response.body).ok());
-    if body.is_some_and(|body| body.get("profile").is_some() && body.get("supported").is_some()) {
-        bail!(
-            "{} is a gateway, not an admin address; `semel serve` prints both, use --admin with the other one",
-            client.address()
-        );
-    }
-    Ok(())
-}
-
-/// The pages of a list.
-pub(crate) struct Pages {
-    client: AdminClient,
-    path: String,
-    query: QueryString,
-    next: NextPage,
-}
-
-/// The items of a list, and how to read on.
-pub(crate) struct Listed {
-    pub(crate) items: Vec<Value>,
-    /// Cursor of the item after the last one.
-    pub(crate) next: Option<String>,
-}
-
-impl Listed {
-    /// Prints the list as JSON, or by `table`; and on standard error how to read on.
-    pub(crate) fn show(
-        self,
-        remote: &Remote,
-        table: impl FnOnce(&[Value]) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
-        if remote.json {
-            return print(&serde_json::json!({ "items": self.items, "next": self.next }));
+    let detail = answer["detail"].as_str();
+    match (response.status, detail) {
+        (StatusCode::UNAUTHORIZED, Some(detail)) => bail!("{detail}; use --token or SEMEL_TOKEN (401)"),
+        (status, Some(detail)) => bail!("{detail} ({})", status.as_u16()),
+        (status, None) => {
+            bail!("{} answered {status}, not as an admin API does; check --admin", client.address())
         }
-        table(&self.items)?;
-        if let Some(next) = self.next {
-            eprintln!("there are more: add --cursor {next}");
-        }
-        Ok(())
-    }
-}
-
-/// The longest page of the server.
-const LONGEST_PAGE: usize = 1_000;
-
-/// The next page.
-enum NextPage {
-    First,
-    After(String),
-    None,
-}
-
-impl Pages {
-    /// The items up to `limit`, and the cursor of those after them.
-    pub(crate) async fn collect(mut self, limit: usize) -> anyhow::Result<Listed> {
-        let mut items = Vec::new();
-        while items.len() < limit
-            && let Some(page) = self.next_up_to(Some(limit - items.len())).await?
-        {
-            items.extend(page);
-        }
-        let next = match self.next {
-            NextPage::After(cursor) => Some(cursor),
-            NextPage::First | NextPage::None => None,
-        };
-        Ok(Listed { items, next })
-    }
-
-    /// Begins at a cursor that an earlier list ended with.
-    pub(crate) fn after(mut self, cursor: Option<String>) -> Self {
-        if let Some(cursor) = cursor {
-            self.next = NextPage::After(cursor);
-        }
-        self
-    }
-
-    /// The pages of the list at `path`.
-    ///
-    /// # Errors
-    /// An invalid URL.
-    pub(crate) fn new(remote: &Remote, path: impl Into<String>, query: QueryString) -> anyhow::Result<Self> {
-        Ok(Self { client: AdminClient::of(remote)?, path: path.into(), query, next: NextPage::First })
-    }
-
-    /// The next page; `None` after the last.
-    pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Vec<Value>>> {
-        self.next_up_to(None).await
-    }
-
-    /// The next page with at most so many items, so that its cursor is that of the item after them.
-    async fn next_up_to(&mut self, limit: Option<usize>) -> anyhow::Result<Option<Vec<Value>>> {
-        let mut query = self.query.clone();
-        if let Some(limit) = limit {
-            query.add("limit", Some(&limit.clamp(1, LONGEST_PAGE).to_string()));
-        }
-        match &self.next {
-            NextPage::First => {}
-            NextPage::After(cursor) => query.add("cursor", Some(cursor)),
-            NextPage::None => return Ok(None),
-        }
-        let page = get(&self.client, &format!("{}{}", self.path, query.0)).await?;
-        self.next = page["next"].as_str().map_or(NextPage::None, |next| NextPage::After(next.to_owned()));
-        let Some(items) = page["items"].as_array() else {
-            refuse_gateway(&self.client).await?;
-            bail!(
-                "{} did not answer with a list: is it the admin address of a semel?",
-                self.client.address()
-            );
-        };
-        Ok(Some(items.clone()))
     }
 }
 
@@ -208,47 +95,81 @@ pub(crate) fn print(value: &Value) -> anyhow::Result<()> {
 }
 
 /// A payload in JSON: as it is, from a file (`@FILE`), or from standard input (`-`).
-pub(crate) fn read_payload(payload: &str) -> anyhow::Result<Box<RawValue>> {
+pub(crate) async fn read_payload(payload: &str) -> anyhow::Result<Box<RawValue>> {
     let text = match (payload, payload.strip_prefix('@')) {
-        ("-", _) => std::io::read_to_string(std::io::stdin()).context("standard input")?,
+        ("-", _) => read_input().await?,
         (_, Some(path)) => std::fs::read_to_string(path).with_context(|| Misused::new(path))?,
         (payload, None) => payload.to_owned(),
     };
     serde_json::from_str(text.trim()).context(Misused::new("--payload is not JSON"))
 }
 
+/// All of standard input. On a thread of its own, so that Ctrl-C ends the command.
+pub(crate) async fn read_input() -> anyhow::Result<String> {
+    let read = tokio::task::spawn_blocking(|| std::io::read_to_string(std::io::stdin())).await?;
+    read.context("standard input")
+}
+
 /// A member as text; empty if it is absent.
 pub(crate) fn cell(item: &Value, member: impl serde_json::value::Index) -> String {
-    match &item[member] {
+    text_of(&item[member])
+}
+
+fn text_of(value: &Value) -> String {
+    match value {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
         other => other.to_string(),
     }
 }
 
-/// Counts by name, without those that are zero: `3 done, 1 dlq`. One alone is its name.
-pub(crate) fn counts(counted: &Value) -> String {
-    let counted: Vec<_> =
-        counted.as_object().into_iter().flatten().filter(|(_, count)| **count != 0).collect();
-    match counted.as_slice() {
-        [(name, count)] if **count == 1 => (*name).clone(),
-        several => {
-            let words: Vec<String> = several.iter().map(|(name, count)| format!("{count} {name}")).collect();
-            words.join(", ")
+/// Texts of a list, separated by commas.
+pub(crate) fn texts(list: &Value) -> String {
+    list.as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>().join(", ")
+}
+
+/// Counts by name, without those that are zero: `3 done, 1 dlq`.
+pub(crate) fn totals(counted: &Value) -> String {
+    let counted = counted.as_object().into_iter().flatten().filter(|(_, count)| **count != 0);
+    let words: Vec<String> = counted.map(|(name, count)| format!("{count} {name}")).collect();
+    words.join(", ")
+}
+
+/// As [`totals`], for the states of one item: one alone is its name.
+pub(crate) fn states(counted: &Value) -> String {
+    let words = totals(counted);
+    words.strip_prefix("1 ").filter(|word| !word.contains(", ")).map(str::to_owned).unwrap_or(words)
+}
+
+/// When the next attempt of a delivery or run may start, and its round: `next attempt in 4m 50s, round 3 of 8`. Empty if none is to
+/// come.
+pub(crate) fn next_attempt(item: &Value) -> String {
+    let Some(due) = item["due_at"].as_str() else { return String::new() };
+    let when = match left(due) {
+        Duration::ZERO => "now".to_owned(),
+        left => format!("in {} at {due}", readable(left)),
+    };
+    match (item["round"].as_u64(), item["rounds"].as_u64()) {
+        (Some(round), Some(rounds)) if rounds > 1 => {
+            format!("next attempt {when}, round {round} of {rounds}")
         }
+        _ => format!("next attempt {when}"),
     }
 }
 
-/// Prints an object member by member.
+/// Prints an object member by member, without those that are empty.
 pub(crate) fn members(shown: &Value) -> anyhow::Result<()> {
-    for (name, value) in shown.as_object().into_iter().flatten() {
-        match value {
-            Value::Null => {}
-            Value::String(text) => write_line(&format!("{name:<16}  {text}"))?,
-            other => write_line(&format!("{name:<16}  {other}"))?,
-        }
-    }
-    Ok(())
+    let shown: Vec<(&str, String)> = shown
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(_, value)| value.as_object().is_none_or(|members| !members.is_empty()))
+        .map(|(name, value)| match value {
+            Value::Array(items) if items.iter().all(Value::is_string) => (name.as_str(), texts(value)),
+            value => (name.as_str(), text_of(value)),
+        })
+        .collect();
+    fields(&shown.iter().map(|(name, text)| (*name, text.as_str(), text.as_str())).collect::<Vec<_>>())
 }
 
 #[cfg(test)]

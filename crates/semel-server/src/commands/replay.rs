@@ -9,19 +9,25 @@ use http::Method;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::remote::{Pages, QueryString, cell, encode, get, print, send};
-use super::screen::{table, write_line};
+use super::listing::{Pages, Watch};
+use super::remote::{QueryString, cell, encode, get, print, send};
+use super::screen::{moment, write_line};
+use super::table::table;
 use crate::admin::replays::{OrderRequest, ReplayRequest};
 use crate::cli::Remote;
 use crate::client::AdminClient;
+use crate::interrupted::Interrupted;
 
 /// Choose the dead letters: --status failed, --dlq --id, --event-id; or a job: --job, --list.
 #[derive(Clone, Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["status", "dlq", "event_id", "job", "list"]))]
 pub(crate) struct ReplayArgs {
-    /// All deliveries that ended in dlq or blocked: `failed`
-    #[arg(long, value_name = "S")]
+    /// All deliveries that ended in dlq or blocked
+    #[arg(long, value_name = "S", value_parser = ["failed"])]
     pub(crate) status: Option<String>,
+    /// Only dead letters written in this time, such as 24h
+    #[arg(long, value_name = "DURATION", requires = "status")]
+    pub(crate) since: Option<String>,
     /// Maximum number, oldest first [default: 100]
     #[arg(long, value_name = "N", requires = "status")]
     pub(crate) limit: Option<u64>,
@@ -44,7 +50,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     pub(crate) targets: Vec<String>,
     /// resume: skip completed deliveries; re-execute: run effects again; as-new: send as new events [default: resume]
-    #[arg(long, value_name = "M")]
+    #[arg(long, value_name = "M", value_parser = ["resume", "re-execute", "as-new"])]
     pub(crate) mode: Option<String>,
     /// Reason; required for re-execute
     #[arg(long, value_name = "R")]
@@ -52,13 +58,13 @@ pub(crate) struct ReplayArgs {
     /// Show the plan without executing it
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Maximum rate per second; 0 is no limit [default: 0]
+    /// Maximum rate per second; 0 is no limit [default: 0]. With --job: change it
     #[arg(long, value_name = "N")]
     pub(crate) rate: Option<f64>,
     /// Canary size: the rest is released after these succeeded [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) canary: Option<u32>,
-    /// Maximum number in progress [default: 16]
+    /// Maximum number in progress [default: 16]. With --job: change it
     #[arg(long, value_name = "N")]
     pub(crate) concurrency: Option<u32>,
     /// Do not wait for the end of the job
@@ -70,14 +76,18 @@ pub(crate) struct ReplayArgs {
     /// List jobs, newest first
     #[arg(long)]
     pub(crate) list: bool,
+    /// With --list: repeat every two seconds, until Ctrl-C
+    #[arg(long, requires = "list")]
+    pub(crate) watch: bool,
     /// Pause the job
-    #[arg(long, requires = "job", conflicts_with_all = ["resume", "cancel"])]
+    // Beside --status, which excludes --job, clap does not enforce `requires`: the flag would be ignored, and a job started.
+    #[arg(long, requires = "job", conflicts_with_all = ["resume", "cancel", "status", "dlq", "event_id", "list"])]
     pub(crate) pause: bool,
     /// Resume the job and follow it
-    #[arg(long, requires = "job", conflicts_with = "cancel")]
+    #[arg(long, requires = "job", conflicts_with_all = ["cancel", "status", "dlq", "event_id", "list"])]
     pub(crate) resume: bool,
     /// Cancel the job
-    #[arg(long, requires = "job")]
+    #[arg(long, requires = "job", conflicts_with_all = ["status", "dlq", "event_id", "list"])]
     pub(crate) cancel: bool,
     #[command(flatten)]
     pub(crate) remote: Remote,
@@ -96,15 +106,17 @@ pub(crate) async fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     let remote = &args.remote;
     let client = AdminClient::of(remote)?;
     if args.list {
-        return list(remote).await;
+        return list(&client, args).await;
     }
     if let Some(job) = &args.job {
-        let order = [("pause", args.pause), ("resume", args.resume), ("cancel", args.cancel)];
+        let is_paced = args.rate.is_some() || args.concurrency.is_some();
+        let order =
+            [("pause", args.pause), ("resume", args.resume), ("cancel", args.cancel), ("pace", is_paced)];
         let asked = match order.iter().find(|(_, wanted)| *wanted) {
             Some((order, _)) => {
                 let path = format!("/v1/replays/{}/{order}", encode(job));
                 let reason = args.reason.clone().unwrap_or_default();
-                let request = OrderRequest { reason, rate: None, concurrency: None };
+                let request = OrderRequest { reason, rate: args.rate, concurrency: args.concurrency };
                 send(&client, Method::POST, &path, &request).await?
             }
             None => get(&client, &format!("/v1/replays/{}", encode(job))).await?,
@@ -128,31 +140,31 @@ pub(crate) async fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     follow(args, &client, job).await
 }
 
-/// What the limit left out. The server counts up to 1000.
+/// What the limit left out. The server counts up to 1000, and with `--since` all.
 fn left_out(more: u64) -> String {
-    let at_least = if more >= 1_000 { "at least " } else { "" };
-    format!("{at_least}{more} more match; --limit includes them")
+    let at_least = if more == 1_000 { "at least " } else { "" };
+    format!("{at_least}{more} more match and are left out; raise --limit to include them")
 }
 
-async fn list(remote: &Remote) -> anyhow::Result<()> {
-    let listed = Pages::new(remote, "/v1/replays", QueryString::default())?.collect(LISTED).await?;
-    listed.show(remote, |items| {
-        let row = |job: &Value| {
-            let [id, state, mode, by, created, note] =
-                ["id", "state", "mode", "by", "created_at", "note"].map(|name| cell(job, name));
-            let [replayed, total, failed] =
-                ["replayed", "total", "failed_again"].map(|name| cell(&job["counts"], name));
-            [id, state, mode, format!("{replayed}/{total}"), failed, by, created, note]
-        };
-        let titles = ["ID", "STATE", "MODE", "REPLAYED", "FAILED AGAIN", "BY", "CREATED", "NOTE"];
-        table(titles, &items.iter().map(row).collect::<Vec<_>>())
-    })
+async fn list(client: &AdminClient, args: &ReplayArgs) -> anyhow::Result<()> {
+    let fetch = || Pages::new(client, "/v1/replays", QueryString::default()).collect(LISTED);
+    let row = |job: &Value| {
+        let [id, state, mode, by, note] = ["id", "state", "mode", "by", "note"].map(|name| cell(job, name));
+        let [replayed, total, failed] =
+            ["replayed", "total", "failed_again"].map(|name| cell(&job["counts"], name));
+        let created = moment(&cell(job, "created_at"));
+        [id, state, mode, format!("{replayed}/{total}"), failed, by, created, note]
+    };
+    let titles = ["ID", "STATE", "MODE", "REPLAYED", "FAILED AGAIN", "BY", "CREATED", "NOTE"];
+    let show = |items: &[Value]| table(titles, &items.iter().map(row).collect::<Vec<_>>());
+    Watch { watch: args.watch }.show(&args.remote, fetch, |listed| listed.show(&args.remote, show)).await
 }
 
 fn request(args: &ReplayArgs) -> ReplayRequest {
     ReplayRequest {
         status: args.status.clone(),
         limit: args.limit,
+        since: args.since.clone(),
         tenant: args.tenant.clone(),
         signature: args.signature.clone(),
         ids: (!args.id.is_empty()).then(|| args.id.clone()),
@@ -200,20 +212,19 @@ fn print_job(remote: &Remote, job: &Value) -> anyhow::Result<()> {
 
 fn line(job: &Value) -> String {
     let counts = &job["counts"];
-    let [total, pending, released, replayed] =
-        ["total", "pending", "released", "replayed"].map(|name| cell(counts, name));
-    let [completed, inflight, failed, cancelled] =
-        ["skipped_completed", "skipped_inflight", "failed_again", "cancelled"].map(|name| cell(counts, name));
-    let mut text = format!(
-        "{}  {}: {replayed} of {total} replayed, {failed} failed again, {completed} already done, {inflight} in progress",
-        cell(job, "id"),
-        cell(job, "state"),
-    );
-    if cancelled != "0" {
-        text += &format!(", {cancelled} cancelled");
-    }
-    if pending != "0" || released != "0" {
-        text += &format!("; {released} in progress, {pending} pending");
+    let [id, state] = ["id", "state"].map(|name| cell(job, name));
+    let mut text = format!("{id}  {state}: {} of {} replayed", counts["replayed"], counts["total"]);
+    for (name, words) in [
+        ("failed_again", "failed again"),
+        ("skipped_completed", "already done"),
+        ("skipped_inflight", "already in progress"),
+        ("cancelled", "cancelled"),
+        ("released", "in progress"),
+        ("pending", "pending"),
+    ] {
+        if counts[name] != 0 {
+            text += &format!(", {} {words}", counts[name]);
+        }
     }
     if let Some(note) = job["note"].as_str().filter(|note| !note.is_empty()) {
         text += &format!(" ({note})");
@@ -242,10 +253,11 @@ async fn follow(args: &ReplayArgs, client: &AdminClient, mut job: Value) -> anyh
         tokio::select! {
             () = tokio::time::sleep(LOOK_EVERY) => {}
             _ = interrupt.recv() => {
-                bail!(
+                return Err(Interrupted::new(format!(
                     "{id} is still running on the server; stop it with `semel replay --job {id} --cancel`, follow it with \
                      `semel replay --job {id}`"
-                );
+                ))
+                .into());
             }
         }
         // The server may be restarted meanwhile: the job continues by itself.
@@ -268,7 +280,7 @@ async fn follow(args: &ReplayArgs, client: &AdminClient, mut job: Value) -> anyh
     print_job(remote, &job)?;
     let failed = job["counts"]["failed_again"].as_u64().unwrap_or(0);
     if failed > 0 && !remote.json {
-        failures(remote, &cell(&job, "id")).await?;
+        failures(client, &cell(&job, "id")).await?;
     }
     match job["state"].as_str() {
         Some("done") if failed == 0 => Ok(()),
@@ -281,9 +293,9 @@ async fn follow(args: &ReplayArgs, client: &AdminClient, mut job: Value) -> anyh
 }
 
 /// The first items that failed again.
-async fn failures(remote: &Remote, job: &str) -> anyhow::Result<()> {
+async fn failures(client: &AdminClient, job: &str) -> anyhow::Result<()> {
     let path = format!("/v1/replays/{}/items", encode(job));
-    let listed = Pages::new(remote, path, QueryString::default())?.collect(10_000).await?;
+    let listed = Pages::new(client, path, QueryString::default()).collect(10_000).await?;
     let failed = listed.items.iter().filter(|item| item["result"] == "failed_again").take(10);
     let rows: Vec<[String; 3]> =
         failed.map(|item| ["dlq_id", "target", "error"].map(|name| cell(item, name))).collect();

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::screen::write_line;
 use crate::cli::ServeArgs;
 use crate::config::{Config, Environment, downstream};
 
@@ -30,9 +31,8 @@ pub(crate) fn run(args: &RunbookArgs) -> anyhow::Result<()> {
     let config = Config::load(&serve, &Environment(&anything))?;
     let runbook = downstream::runbook(&config.downstreams);
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&runbook)?);
+        write_line(&serde_json::to_string_pretty(&runbook)?)
     } else {
-        print!("{runbook}");
+        write_line(runbook.to_string().trim_end())
     }
-    Ok(())
 }

@@ -1,14 +1,19 @@
 //! `semel runs`: triggers, inspects and changes runs on a running server.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::bail;
 use clap::Subcommand;
 use http::Method;
 use serde_json::Value;
 
-use super::remote::{Pages, QueryString, cell, counts, encode, get, members, print, read_payload, send};
-use super::screen::{table, write_line};
+use super::listing::Paging;
+use super::remote::{
+    QueryString, cell, encode, get, members, next_attempt, print, read_payload, send, states, texts,
+};
+use super::screen::{moment, readable, write_line};
+use super::table::table;
 use crate::admin::runs::{CancelRequest, PatchRequest, ResetRequest, TriggerRequest};
 use crate::cli::Remote;
 use crate::client::AdminClient;
@@ -37,7 +42,7 @@ pub(crate) enum RunsCommand {
         /// How long the key is remembered
         #[arg(long, value_name = "DURATION")]
         ttl: Option<String>,
-        /// Wait until the run has ended; fails unless it is done
+        /// Wait until the run has ended, at most 30s; fails unless it is done
         #[arg(long)]
         wait: bool,
         #[command(flatten)]
@@ -55,14 +60,10 @@ pub(crate) enum RunsCommand {
         #[arg(long)]
         tag: Option<String>,
         /// Show the number of buffered runs instead
-        #[arg(long, conflicts_with_all = ["target", "tag"])]
+        #[arg(long, conflicts_with_all = ["target", "tag", "cursor"])]
         buffered: bool,
-        /// Maximum number of runs
-        #[arg(long, default_value_t = 100)]
-        limit: usize,
-        /// Continue an earlier list
-        #[arg(long, conflicts_with = "buffered")]
-        cursor: Option<String>,
+        #[command(flatten)]
+        paging: Paging,
         #[command(flatten)]
         remote: Remote,
     },
@@ -122,7 +123,7 @@ pub(crate) async fn run(command: RunsCommand) -> anyhow::Result<()> {
         RunsCommand::Trigger { target, payload, key, tenant, tag, delay, ttl, wait, remote } => {
             let request = TriggerRequest {
                 target,
-                payload: read_payload(&payload)?,
+                payload: read_payload(&payload).await?,
                 tenant,
                 tags: tag,
                 metadata: BTreeMap::new(),
@@ -145,12 +146,31 @@ pub(crate) async fn run(command: RunsCommand) -> anyhow::Result<()> {
             write_line(format!("{}  {how}  {status}", cell(&done, "id")).trim_end())?;
             is_done(&done)
         }
-        RunsCommand::List { target, tenant, tag, buffered, limit, cursor, remote } => {
-            list(&remote, (target, tenant, tag), buffered, (limit, cursor)).await
+        RunsCommand::List { tenant, buffered: true, paging, remote, .. } => {
+            let mut query = QueryString::default();
+            query.add("tenant", tenant.as_deref());
+            query.add("buffered", Some("true"));
+            let (client, path) = (&AdminClient::of(&remote)?, &format!("/v1/runs{}", query.as_str()));
+            paging.watch.show(&remote, || get(client, path), |page| show_buffered(&remote, &page)).await
+        }
+        RunsCommand::List { target, tenant, tag, buffered: false, paging, remote } => {
+            let mut query = QueryString::default();
+            query.add("tenant", tenant.as_deref());
+            query.add("target", target.as_deref());
+            query.add("tag", tag.as_deref());
+            let row = |item: &Value| {
+                let [id, target, tenant, key] =
+                    ["id", "type", "tenant", "dedupe_key"].map(|name| cell(item, name));
+                let (tags, accepted) = (texts(&item["tags"]), moment(&cell(item, "accepted_at")));
+                [id, states(&item["states"]), target, tenant, key, tags, accepted]
+            };
+            let titles = ["ID", "STATE", "TARGET", "TENANT", "KEY", "TAGS", "ACCEPTED"];
+            let show = |items: &[Value]| table(titles, &items.iter().map(row).collect::<Vec<_>>());
+            paging.show(&remote, "/v1/runs", query, show).await
         }
         RunsCommand::Show { id, remote } => {
             let shown = get(&AdminClient::of(&remote)?, &format!("/v1/runs/{}", encode(&id))).await?;
-            if remote.json { print(&shown) } else { members(&shown) }
+            if remote.json { print(&shown) } else { show(shown) }
         }
         RunsCommand::Cancel { id, reason, remote } => {
             let path = format!("/v1/runs/{}/cancel", encode(&id));
@@ -192,39 +212,43 @@ fn is_done(triggered: &Value) -> anyhow::Result<()> {
         Some("dlq" | "blocked" | "cancelled") => {
             bail!("the run failed; `semel events show {id}` says why")
         }
-        Some(status) => bail!("the run has not ended: it is {status}; `semel runs show {id}` follows it"),
+        Some(status) => {
+            let next = next_attempt(triggered);
+            let next = if next.is_empty() { next } else { format!(", {next}") };
+            bail!("the run has not ended: it is {status}{next}; `semel runs show {id}` shows its state")
+        }
     }
 }
 
-async fn list(
-    remote: &Remote,
-    (target, tenant, tag): (Option<String>, Option<String>, Option<String>),
-    buffered: bool,
-    (limit, cursor): (usize, Option<String>),
-) -> anyhow::Result<()> {
-    let mut query = QueryString::default();
-    query.add("tenant", tenant.as_deref());
-    if buffered {
-        query.add("buffered", Some("true"));
-        let page = get(&AdminClient::of(remote)?, &format!("/v1/runs{}", query.as_str())).await?;
-        if remote.json {
-            return print(&page);
-        }
-        let counted = page["tenants"].as_array().into_iter().flatten();
-        let names = ["tenant", "queued", "in_transit", "oldest_seconds"];
-        let rows: Vec<[String; 4]> = counted.map(|item| names.map(|name| cell(item, name))).collect();
-        return table(["TENANT", "QUEUED", "IN TRANSIT", "OLDEST (S)"], &rows);
+fn show(mut shown: Value) -> anyhow::Result<()> {
+    let deliveries = shown.as_object_mut().and_then(|shown| shown.shift_remove("deliveries"));
+    members(&shown)?;
+    let row = |item: &Value| {
+        let [id, state, attempts, error] =
+            ["id", "state", "attempts_made", "error"].map(|name| cell(item, name));
+        let [due, completed] = ["due_at", "completed_at"].map(|name| moment(&cell(item, name)));
+        [id, state, attempts, due, completed, error]
+    };
+    let deliveries: Vec<_> =
+        deliveries.as_ref().and_then(Value::as_array).into_iter().flatten().map(row).collect();
+    if deliveries.is_empty() {
+        return Ok(());
     }
-    query.add("target", target.as_deref());
-    query.add("tag", tag.as_deref());
-    let listed = Pages::new(remote, "/v1/runs", query)?.after(cursor).collect(limit).await?;
-    let names = ["id", "type", "tenant", "dedupe_key", "tags", "accepted_at"];
-    listed.show(remote, |items| {
-        let row = |item: &Value| {
-            let [id, target, tenant, key, tags, accepted] = names.map(|name| cell(item, name));
-            [id, counts(&item["states"]), target, tenant, key, tags, accepted]
-        };
-        let titles = ["ID", "STATE", "TARGET", "TENANT", "KEY", "TAGS", "ACCEPTED"];
-        table(titles, &items.iter().map(row).collect::<Vec<_>>())
-    })
+    write_line("")?;
+    table(["DELIVERY", "STATE", "ATTEMPTS", "DUE", "COMPLETED", "ERROR"], &deliveries)
+}
+
+fn show_buffered(remote: &Remote, page: &Value) -> anyhow::Result<()> {
+    if remote.json {
+        return print(page);
+    }
+    let row = |item: &Value| {
+        let [tenant, queued, in_transit] = ["tenant", "queued", "in_transit"].map(|name| cell(item, name));
+        let oldest = item["oldest_seconds"].as_f64().map(|age| readable(Duration::from_secs_f64(age)));
+        // The tenant of a run without one is an empty text.
+        let tenant = if tenant.is_empty() { "-".to_owned() } else { tenant };
+        [tenant, queued, in_transit, oldest.unwrap_or_default()]
+    };
+    let counted = page["tenants"].as_array().into_iter().flatten();
+    table(["TENANT", "QUEUED", "IN TRANSIT", "OLDEST"], &counted.map(row).collect::<Vec<_>>())
 }

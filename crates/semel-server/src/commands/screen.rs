@@ -1,72 +1,40 @@
-//! What commands print for people: tables that fit the terminal, times and durations, and questions.
+//! What commands print for people: lines, colours, times and durations, and questions.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use clap::ValueEnum;
 use semel::time::{Clock as _, SystemClock};
 
 use crate::misused::Misused;
 
-/// Columns are not cut below this width.
-const NARROWEST: usize = 6;
-const GAP: &str = "  ";
+/// Standard output was closed by its reader, as `| head` does. The command ends without a message.
+#[derive(Debug)]
+pub(crate) struct OutputClosed;
 
-/// A closed pipe (`| head`) ends the command without an error.
+impl std::fmt::Display for OutputClosed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("standard output is closed")
+    }
+}
+
+impl std::error::Error for OutputClosed {}
+
+/// Prints a line.
+///
+/// # Errors
+/// [`OutputClosed`] if nobody reads it.
 pub(crate) fn write_line(line: &str) -> anyhow::Result<()> {
-    writeln!(std::io::stdout(), "{line}").context("standard output is closed")
-}
-
-/// Prints rows below their titles, with aligned columns that fit the terminal. Columns without content are left out.
-pub(crate) fn table<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> anyhow::Result<()> {
-    let rows: Vec<&[String]> = rows.iter().map(|row| row.as_slice()).collect();
-    for line in lay_out(&titles, &rows, width(), is_coloured()) {
-        write_line(&line)?;
+    match writeln!(std::io::stdout(), "{line}") {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(OutputClosed.into()),
+        written => written.context("standard output"),
     }
-    if rows.is_empty() {
-        eprintln!("nothing found");
-    }
-    Ok(())
-}
-
-/// The lines of a table. The first column is never cut: it holds the id to copy.
-fn lay_out(titles: &[&str], rows: &[&[String]], width: Option<usize>, coloured: bool) -> Vec<String> {
-    let is_shown = |column: &usize| rows.is_empty() || rows.iter().any(|row| !row[*column].is_empty());
-    let shown: Vec<usize> = (0..titles.len()).filter(is_shown).collect();
-    let widest = |column: &usize| {
-        let cells = rows.iter().map(|row| row[*column].chars().count());
-        cells.chain([titles[*column].chars().count()]).max().unwrap_or(0)
-    };
-    let mut widths: Vec<usize> = shown.iter().map(widest).collect();
-    if let Some(limit) = width {
-        while widths.iter().sum::<usize>() + GAP.len() * widths.len().saturating_sub(1) > limit {
-            let widest = widths.iter_mut().skip(1).max().filter(|width| **width > NARROWEST);
-            let Some(widest) = widest else { break };
-            *widest -= 1;
-        }
-    }
-    let line = |cells: Vec<&str>, colour: fn(&str) -> Option<u8>| {
-        let mut text = String::new();
-        for (at, (cell, width)) in cells.iter().zip(&widths).enumerate() {
-            let padding = " ".repeat(width.saturating_sub(cell.chars().count()));
-            let cut = cut(cell, if at == 0 { usize::MAX } else { *width });
-            match colour(cell).filter(|_| coloured) {
-                Some(colour) => text += &format!("\x1b[{colour}m{cut}\x1b[0m"),
-                None => text += &cut,
-            }
-            text += &padding;
-            text += if at + 1 < cells.len() { GAP } else { "" };
-        }
-        text.trim_end().to_owned()
-    };
-    let head = line(shown.iter().map(|column| titles[*column]).collect(), |_| Some(1));
-    let body =
-        rows.iter().map(|row| line(shown.iter().map(|column| row[*column].as_str()).collect(), colour_of));
-    std::iter::once(head).chain(body).collect()
 }
 
 /// The colour of a state, as a number of ECMA-48.
-fn colour_of(cell: &str) -> Option<u8> {
+pub(super) fn colour_of(cell: &str) -> Option<u8> {
     match cell {
         "in_doubt" | "dlq" | "dead" | "failed" | "blocked" | "parked" | "open" | "down" => Some(31),
         "paused" | "half_open" | "pending" | "retrying" | "lapsed" | "poison" => Some(33),
@@ -75,23 +43,55 @@ fn colour_of(cell: &str) -> Option<u8> {
     }
 }
 
-fn cut(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.to_owned();
+/// When output has colours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ColorChoice {
+    /// On a terminal, unless NO_COLOR is set.
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+/// The choice of the command line.
+static COLOURS: OnceLock<ColorChoice> = OnceLock::new();
+
+/// Sets whether output has colours. Called once, at the start.
+pub(crate) fn choose_colours(choice: ColorChoice) {
+    let _ = COLOURS.set(choice);
+}
+
+/// True if output has colours.
+pub(crate) fn is_coloured() -> bool {
+    match COLOURS.get().copied().unwrap_or_default() {
+        ColorChoice::Always => true,
+        ColorChoice::Never => false,
+        ColorChoice::Auto => {
+            let is_refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+            std::io::stdout().is_terminal() && !is_refused
+        }
     }
-    let kept: String = text.chars().take(width.saturating_sub(1)).collect();
-    format!("{kept}…")
 }
 
-/// The width to fit: `COLUMNS` if it is set, else that of the terminal. Nothing is cut in a pipe.
-fn width() -> Option<usize> {
-    let set = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-    set.or_else(|| terminal_size::terminal_size().map(|(width, _)| usize::from(width.0)))
-        .filter(|width| *width > 0)
+/// A text in this colour, if there is one.
+pub(super) fn paint(text: &str, colour: Option<u8>) -> String {
+    match colour {
+        Some(colour) => format!("\x1b[{colour}m{text}\x1b[0m"),
+        None => text.to_owned(),
+    }
 }
 
-fn is_coloured() -> bool {
-    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
+/// An error with its causes, each said once: some repeat the text of their cause.
+pub(crate) fn with_causes(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string).filter(|cause| !cause.is_empty()) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// A line without characters that control the terminal.
@@ -114,10 +114,24 @@ pub(crate) fn readable(duration: Duration) -> String {
     }
 }
 
+/// A moment that the server gave, to the second: `2026-11-16T21:30:12Z`.
+pub(crate) fn moment(text: &str) -> String {
+    match text.split_once('.') {
+        Some((seconds, fraction)) if fraction.ends_with('Z') => format!("{seconds}Z"),
+        _ => text.to_owned(),
+    }
+}
+
 /// The time since a moment that the server gave, as `3h 12m`; empty if it is none.
 pub(crate) fn age(moment: &str) -> String {
     let now = Duration::from_micros(SystemClock.now().as_micros());
     seconds_of(moment).map_or_else(String::new, |then| readable(now.saturating_sub(then)))
+}
+
+/// The time until a moment that the server gave; zero if it has passed.
+pub(crate) fn left(moment: &str) -> Duration {
+    let now = Duration::from_micros(SystemClock.now().as_micros());
+    seconds_of(moment).map_or(Duration::ZERO, |then| then.saturating_sub(now))
 }
 
 /// The time since 1970 of `2026-11-16T21:30:12.345Z`.
@@ -137,7 +151,7 @@ fn seconds_of(moment: &str) -> Option<Duration> {
 ///
 /// # Errors
 /// The answer is no, or nobody can be asked.
-pub(crate) fn confirm(question: &str, yes: bool) -> anyhow::Result<()> {
+pub(crate) async fn confirm(question: &str, yes: bool) -> anyhow::Result<()> {
     if yes {
         return Ok(());
     }
@@ -147,53 +161,31 @@ pub(crate) fn confirm(question: &str, yes: bool) -> anyhow::Result<()> {
         )
         .into());
     }
-    eprint!("{question} [y/N] ");
-    std::io::stderr().flush()?;
-    let mut said = String::new();
-    std::io::stdin().lock().read_line(&mut said).context("standard input")?;
-    match said.trim() {
+    let question = format!("{question} [y/N] ");
+    // On a thread of its own, so that Ctrl-C ends the command.
+    match tokio::task::spawn_blocking(move || ask(&question)).await??.as_str() {
         "y" | "Y" | "yes" => Ok(()),
         _ => bail!("nothing was changed"),
     }
 }
 
+/// Asks on the terminal. Returns the line without its end.
+///
+/// # Errors
+/// Standard input cannot be read, or has ended.
+pub(crate) fn ask(question: &str) -> anyhow::Result<String> {
+    eprint!("{question}");
+    std::io::stderr().flush()?;
+    let mut said = String::new();
+    if std::io::stdin().lock().read_line(&mut said).context("standard input")? == 0 {
+        bail!("standard input has ended");
+    }
+    Ok(said.trim().to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn lines(rows: &[[&str; 3]], width: Option<usize>, coloured: bool) -> Vec<String> {
-        let rows: Vec<Vec<String>> =
-            rows.iter().map(|row| row.iter().map(ToString::to_string).collect()).collect();
-        let rows: Vec<&[String]> = rows.iter().map(Vec::as_slice).collect();
-        lay_out(&["ID", "STATE", "PATH"], &rows, width, coloured)
-    }
-
-    #[test]
-    fn a_table_fits_the_terminal_and_keeps_its_ids() {
-        let rows = [["0123456789", "in_doubt", "/v1/payments/very/long"], ["1", "done", "/é"]];
-        assert_eq!(
-            lines(&rows, None, false),
-            [
-                "ID          STATE     PATH",
-                "0123456789  in_doubt  /v1/payments/very/long",
-                "1           done      /é"
-            ]
-        );
-        let narrow = lines(&rows, Some(32), false);
-        assert_eq!(narrow[1], "0123456789  in_doubt  /v1/payme…");
-        assert!(narrow.iter().all(|line| line.chars().count() <= 32), "{narrow:?}");
-        let tiny = lines(&rows, Some(10), false);
-        assert_eq!(tiny[1], "0123456789  in_do…  /v1/p…", "readable rather than nothing");
-    }
-
-    #[test]
-    fn empty_columns_are_left_out_and_states_have_colours() {
-        let rows = [["1", "", "/a"]];
-        assert_eq!(lines(&rows, None, false), ["ID  PATH", "1   /a"]);
-        assert_eq!(lines(&[], None, false), ["ID  STATE  PATH"]);
-        let rows = [["1", "done", "/a"]];
-        assert_eq!(lines(&rows, None, true)[1], "1   \x1b[32mdone\x1b[0m   /a", "aligned by what is seen");
-    }
 
     #[test]
     fn durations_and_ages_are_readable() {
@@ -210,5 +202,15 @@ mod tests {
         assert_eq!(seconds_of("2026-11-18T11:06:40.123Z"), Some(Duration::from_secs(1_795_000_000)));
         assert_eq!(seconds_of("2000-02-29T00:00:00.000Z"), Some(Duration::from_secs(951_782_400)));
         assert_eq!(age("soon"), "");
+        assert_eq!(moment("2026-11-18T11:06:40.123456Z"), "2026-11-18T11:06:40Z");
+        assert_eq!(moment("soon"), "soon");
+    }
+
+    #[test]
+    fn causes_are_said_once() {
+        let refused = || std::io::Error::other("refused");
+        let error = anyhow::Error::new(refused()).context("no answer: refused").context("the store");
+        assert_eq!(with_causes(&error), "the store: no answer: refused");
+        assert_eq!(with_causes(&anyhow::Error::new(refused()).context("the store")), "the store: refused");
     }
 }

@@ -4,6 +4,7 @@ use crate::cli::ServeArgs;
 use crate::config::{Config, PROCESS};
 use crate::server::Server;
 use crate::signals::{Signals, Wish};
+use crate::supervisor::{Notice, notify};
 use crate::telemetry::logs;
 
 /// Runs the server until it is told to stop.
@@ -25,12 +26,14 @@ async fn serve(args: &ServeArgs, config: Config) -> anyhow::Result<()> {
     // Before any work starts: from now on no signal is missed.
     let mut signals = Signals::listen()?;
     let drain = config.drain;
-    let server = Server::start(config).await?;
+    let server = Box::pin(Server::start(config)).await?;
     server.announce()?;
+    notify(Notice::Ready);
     while signals.next().await == Wish::Reload {
         server.reload(args).await;
     }
     tracing::info!(target: "semel", "stopping: requests in progress may finish; a second signal stops immediately");
+    notify(Notice::Stopping);
     tokio::select! {
         () = server.stop(drain) => Ok(()),
         () = signals.stop() => anyhow::bail!("stopped immediately by a second signal; requests in progress may be in doubt"),

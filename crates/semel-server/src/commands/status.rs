@@ -1,23 +1,22 @@
-//! `semel status` and `semel targets`: what an operator looks at first.
+//! `semel status`: what an operator looks at first.
 
 use std::time::Duration;
 
 use clap::Args;
 use serde_json::Value;
 
-use super::remote::{cell, counts, get, print};
-use super::screen::{readable, table, write_line};
+use super::listing::Watch;
+use super::remote::{cell, get, print, texts, totals};
+use super::screen::{age, readable};
+use super::table::fields;
+use super::targets::paused;
 use crate::cli::Remote;
 use crate::client::AdminClient;
 
-/// How often `--watch` looks.
-const EVERY: Duration = Duration::from_secs(2);
-
 #[derive(Clone, Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// Repeat every two seconds, until Ctrl-C
-    #[arg(long)]
-    pub(crate) watch: bool,
+    #[command(flatten)]
+    pub(crate) watch: Watch,
     #[command(flatten)]
     pub(crate) remote: Remote,
 }
@@ -27,101 +26,96 @@ pub(crate) struct StatusArgs {
 /// # Errors
 /// The server cannot be reached, or refuses.
 pub(crate) async fn status(args: &StatusArgs) -> anyhow::Result<()> {
-    watch(args, "/v1/status", |status| lines(status).iter().try_for_each(|line| write_line(line))).await
-}
-
-/// Runs `semel targets`.
-///
-/// # Errors
-/// The server cannot be reached, or refuses.
-pub(crate) async fn targets(args: &StatusArgs) -> anyhow::Result<()> {
-    watch(args, "/v1/targets", |page| {
-        let rows: Vec<[String; 7]> = page["items"].as_array().into_iter().flatten().map(target).collect();
-        table(["TARGET", "BREAKER", "OPEN UNTIL", "SUCCEEDED", "BACKLOG", "NEXT DUE", "EVENTS"], &rows)
+    watch(args, "/v1/status", |status| {
+        let lines = lines(status);
+        let shown: Vec<_> =
+            lines.iter().map(|(title, text, state)| (*title, text.as_str(), *state)).collect();
+        fields(&shown)
     })
     .await
 }
 
-async fn watch(
+/// Shows what the server answers at `path`, once or until Ctrl-C.
+///
+/// # Errors
+/// The server cannot be reached, or refuses.
+pub(crate) async fn watch(
     args: &StatusArgs,
     path: &str,
     show: impl Fn(&Value) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let client = AdminClient::of(&args.remote)?;
-    loop {
-        let seen = get(&client, path).await?;
-        if args.remote.json {
-            print(&seen)?;
-        } else {
-            show(&seen)?;
-        }
-        if !args.watch {
-            return Ok(());
-        }
-        tokio::time::sleep(EVERY).await;
-        if !args.remote.json {
-            write_line("")?;
-        }
-    }
+    let client = &AdminClient::of(&args.remote)?;
+    let show = |seen: Value| if args.remote.json { print(&seen) } else { show(&seen) };
+    args.watch.show(&args.remote, || get(client, path), show).await
 }
 
-fn lines(status: &Value) -> Vec<String> {
+/// Titles and texts, each with the state that gives it its colour.
+fn lines(status: &Value) -> Vec<(&'static str, String, &'static str)> {
     let mut lines = Vec::new();
-    let mut add = |name: &str, text: String| lines.push(format!("{name:<12}  {text}"));
-    let ready = match (status["ready"] == true, status["why"].as_str()) {
-        (true, None) => format!("ready, a claim takes {:.1} ms", status["claim_ms"].as_f64().unwrap_or(0.0)),
-        (true, Some(why)) => format!("ready: {why}"),
-        (false, why) => format!("not ready: {}", why.unwrap_or("the server does not say why")),
+    let mut add = |title, state, text| lines.push((title, text, state));
+    let (state, ready) = match (status["ready"] == true, status["why"].as_str()) {
+        (true, None) => {
+            ("ready", format!("ready, a claim takes {:.1} ms", status["claim_ms"].as_f64().unwrap_or(0.0)))
+        }
+        (true, Some(why)) => ("pending", format!("ready: {why}")),
+        (false, why) => ("down", format!("not ready: {}", why.unwrap_or("the server does not say why"))),
     };
-    add("server", format!("semel {}, {ready}", cell(status, "version")));
-    add("store", cell(status, "store"));
-    add("gateway", if status["gateway"] == true { "yes" } else { "none" }.to_owned());
-    let doubt = match cell(status, "in_doubt").as_str() {
-        "0" => "none".to_owned(),
-        count => format!("{count}; `semel keys list --phase in_doubt` lists them"),
+    add("server", state, ready);
+    add("versions", "", versions(&cell(status, "version")));
+    add("store", "", cell(status, "store"));
+    add("gateway", "", if status["gateway"] == true { "yes" } else { "none" }.to_owned());
+    let counted = match age(&cell(status, "in_doubt_counted_at")) {
+        empty if empty.is_empty() => "not counted yet".to_owned(),
+        age => format!("counted {age} ago"),
     };
-    add("in doubt", doubt);
-    add("in progress", cell(status, "in_flight"));
+    match cell(status, "in_doubt").as_str() {
+        "0" => add("in doubt", "", format!("none, {counted}")),
+        count => {
+            add(
+                "in doubt",
+                "in_doubt",
+                format!("{count}, {counted}; `semel keys list --phase in_doubt` lists them"),
+            );
+        }
+    }
+    add("in progress", "", cell(status, "in_flight"));
     let pipeline = &status["pipeline"];
     if pipeline.is_null() {
-        add("deliveries", "no ledger".to_owned());
+        add("deliveries", "", "no ledger".to_owned());
         return lines;
     }
     let oldest = pipeline["oldest_due_seconds"].as_f64().filter(|age| *age >= 1.0);
     let oldest =
-        oldest.map(|age| format!("; the oldest is due since {}", readable(Duration::from_secs_f64(age))));
-    let deliveries = none_or(counts(&pipeline["deliveries"]));
-    add("deliveries", format!("{deliveries}{}", oldest.unwrap_or_default()));
-    add("dead letters", none_or(counts(&pipeline["dead_letters"])));
-    add("buffer", format!("{} runs", cell(pipeline, "buffered_runs")));
-    let open: Vec<&str> =
-        pipeline["open_breakers"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    add(
-        "breakers",
-        if open.is_empty() { "all closed".to_owned() } else { format!("not closed: {}", open.join(", ")) },
-    );
+        oldest.map(|age| format!("; the oldest has been due for {}", readable(Duration::from_secs_f64(age))));
+    let deliveries = none_or(totals(&pipeline["deliveries"]));
+    add("deliveries", "", format!("{deliveries}{}", oldest.unwrap_or_default()));
+    let is_pending = pipeline["dead_letters"]["pending"].as_u64().is_some_and(|count| count > 0);
+    let letters = none_or(totals(&pipeline["dead_letters"]));
+    add("dead letters", if is_pending { "dead" } else { "" }, letters);
+    add("buffer", "", format!("{} runs", cell(pipeline, "buffered_runs")));
+    let open = texts(&pipeline["open_breakers"]);
+    match open.as_str() {
+        "" => add("breakers", "", "all closed".to_owned()),
+        open => add("breakers", "open", format!("not closed: {open}")),
+    }
+    let pauses = pipeline["paused_targets"].as_array().into_iter().flatten();
+    let pauses: Vec<String> =
+        pauses.map(|pause| format!("{} {}", cell(pause, "target"), paused(pause))).collect();
+    match pauses.join("; ").as_str() {
+        "" => add("paused", "", "none".to_owned()),
+        pauses => add("paused", "paused", pauses.to_owned()),
+    }
     lines
+}
+
+/// The version of the server, and that of this command if it is another one.
+fn versions(server: &str) -> String {
+    match env!("CARGO_PKG_VERSION") {
+        own if own == server => format!("semel {server}"),
+        own => format!("server {server}, this command {own}"),
+    }
 }
 
 fn none_or(counts: String) -> String {
     if counts.is_empty() { "none".to_owned() } else { counts }
-}
-
-fn target(item: &Value) -> [String; 7] {
-    let calls = item["calls"].as_u64().unwrap_or(0);
-    let succeeded = item["success_rate"].as_f64().map(|rate| format!("{:.0}% of {calls}", rate * 100.0));
-    let due = match item["next_due_seconds"].as_f64() {
-        None => String::new(),
-        Some(seconds) if seconds < 1.0 => "now".to_owned(),
-        Some(seconds) => format!("in {}", readable(Duration::from_secs_f64(seconds))),
-    };
-    [
-        cell(item, "name"),
-        cell(item, "breaker"),
-        cell(item, "open_until"),
-        succeeded.unwrap_or_default(),
-        counts(&item["backlog"]),
-        due,
-        cell(item, "events"),
-    ]
 }

@@ -118,6 +118,10 @@ impl IntakeConfig {
 /// Maximum duration of a claim on a trigger's key, and so of a wait for it.
 const LONGEST_CLAIM: Duration = Duration::from_secs(60);
 
+/// Maximum number of runs that a drainer moves in a turn: one transaction of the ledger, and one script that blocks Redis
+/// for some milliseconds.
+const MAX_BATCH: u64 = 1_000;
+
 /// A Redis URL, as a string or as a secret.
 fn redis_url(table: &mut Table<'_>, key: &'static str, environment: &Environment<'_>) -> Option<String> {
     let (url, span) = secrets::read_url(table, key, environment)?;
@@ -202,7 +206,7 @@ impl GateConfig {
         }
         gate.require_replicas = table.get("require_replicas", count(0, 100)).unwrap_or_default();
         gate.drainers = table.get("drainers", count(0, 64)).unwrap_or(gate.drainers);
-        gate.batch = table.get("batch", count(1, 10_000)).unwrap_or(gate.batch);
+        gate.batch = table.get("batch", count(1, MAX_BATCH)).unwrap_or(gate.batch);
         gate.rest = table.get("rest", duration).unwrap_or(gate.rest);
         if let Some(mut global) = table.table("global") {
             gate.global = Some(limit(&mut global, Limit { threshold: 1000, ..Limit::default() }));

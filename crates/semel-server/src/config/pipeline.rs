@@ -22,6 +22,8 @@ pub(crate) struct PipelineConfig {
     pub(crate) is_asked_for: bool,
     /// How long ended events are stored.
     pub(crate) retention: Duration,
+    /// How long lines of the audit log are stored.
+    pub(crate) audit_retention: Duration,
     /// How long a delivery stays with its worker without a heartbeat.
     pub(crate) lease: Duration,
     /// Maximum number of deliveries in progress.
@@ -73,6 +75,8 @@ impl PipelineConfig {
         let url = secrets::read_url(&mut table, "url", environment);
         let schema = table.located("schema", text);
         let retention = table.get("retention", duration).unwrap_or(Duration::from_secs(7 * 24 * 60 * 60));
+        let audit_retention =
+            table.get("audit_retention", duration).unwrap_or(Duration::from_secs(365 * 24 * 60 * 60));
         let lease = table.located("lease", duration);
         table.done();
         if let Some(lease) = lease.as_ref().filter(|lease| lease.value < Duration::from_millis(100)) {
@@ -115,6 +119,7 @@ impl PipelineConfig {
             ledger,
             is_asked_for,
             retention,
+            audit_retention,
             lease: lease.map_or(Duration::from_secs(30), |lease| lease.value),
             in_all,
             max_payload: payload.map_or(1 << 20, |payload| payload.value),
@@ -127,7 +132,7 @@ impl PipelineConfig {
     /// The settings that a reload cannot change, in a form that is only compared.
     pub(super) fn fixed(&self) -> String {
         let limits = (self.in_all, self.max_payload, self.run_wait, self.run_waiters);
-        format!("{:?}", (&self.ledger, self.retention, self.lease, limits))
+        format!("{:?}", (&self.ledger, self.retention, self.audit_retention, self.lease, limits))
     }
 }
 

@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use self::Kind::{
-    Certificate, Count, Duration, Durations, Number, OneOf, Secret, Size, Switch, Table, Tables, Text,
-    TextOrSecret, TextOrTexts, Texts,
+    Certificate, Count, Duration, DurationList, Durations, Number, OneOf, Secret, Size, Switch, Table,
+    Tables, Text, TextOrSecret, TextOrTexts, Texts,
 };
 
 /// A setting of the file.
@@ -26,6 +26,7 @@ enum Kind {
     /// One of these numbers.
     Number(&'static [u16]),
     Duration,
+    DurationList,
     /// Durations by name.
     Durations,
     Size,
@@ -106,6 +107,7 @@ impl Setting {
             Number(numbers) => json!({ "enum": numbers }),
             OneOf(words) => json!({ "enum": words }),
             Duration => reference("duration"),
+            DurationList => json!({ "type": "array", "items": reference("duration") }),
             Durations => json!({ "type": "object", "additionalProperties": reference("duration") }),
             Size => reference("size"),
             Secret => reference("secret"),
@@ -310,6 +312,7 @@ settings! {
         "url" TextOrSecret => "embedded:PATH, postgres://…; that of the store by default.";
         "schema" Text => "PostgreSQL: schema of the tables.";
         "retention" Duration => "How long events that have ended are kept.";
+        "audit_retention" Duration => "How long lines of the audit log are kept; 365d by default.";
         "lease" Duration => "When a delivery without a heartbeat of its worker expires.";
     }
     LIMITS {
@@ -323,8 +326,9 @@ settings! {
         required "name" Text => "Name of the target; deliveries are stored under it.";
         required "url" Text => "URL that payloads are sent to with POST.";
         "events" Texts => "Event types: order.paid, order.*, or *; all by default.";
-        "retry" Table(TARGET_RETRY) => "How failed attempts are retried.";
-        "on_exhausted" OneOf(&["dlq", "blocked"]) => "What happens to a delivery whose attempts all failed.";
+        "retry" Table(TARGET_RETRY) => "How failed attempts are retried within one round.";
+        "schedule" DurationList => "Pauses between the rounds of a delivery; [] for a single round. At most 100, each at most 30d.";
+        "on_exhausted" OneOf(&["dlq", "blocked"]) => "What happens to a delivery whose last round failed.";
         "concurrency" Count(1, 10_000) => "Maximum number of deliveries in progress.";
         "allow_link_local" Switch => "Whether link-local addresses and metadata services of clouds may be called.";
         "breaker" Table(TARGET_BREAKER) => "The circuit breaker.";
@@ -333,7 +337,7 @@ settings! {
         "ca" Text => "PEM file of certificates to trust instead of the public ones.";
     }
     TARGET_RETRY {
-        "max_attempts" Count(1, 1_000) => "Maximum number of attempts.";
+        "max_attempts" Count(1, 1_000) => "Maximum number of attempts of a round.";
         "base" Duration => "First backoff; each further one is twice as long.";
         "cap" Duration => "Maximum backoff.";
         "timeout" Duration => "Timeout of an attempt.";
@@ -368,7 +372,7 @@ settings! {
         "lease" Duration => "When a claim on a key, or a lease of a drainer, expires without a heartbeat; at most 60s.";
         "require_replicas" Count(0, 100) => "Number of Redis replicas that must have a run before it is answered with 202.";
         "drainers" Count(0, 64) => "Number of drainers of this process.";
-        "batch" Count(1, 10_000) => "Maximum number of runs in a batch.";
+        "batch" Count(1, 1_000) => "Maximum number of runs in a batch.";
         "rest" Duration => "Pause after every batch.";
         "global" Table(GATE_GLOBAL) => "All tenants together.";
     }

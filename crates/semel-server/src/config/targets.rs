@@ -14,11 +14,13 @@ use semel_pipeline::target::{
 use super::reader::{Located, Table};
 use super::secrets::{self, Environment};
 use super::transport;
-use super::values::{choice, count, duration, switch, text, texts};
+use super::values::{choice, count, duration, duration_list, switch, text, texts};
 
 const ON_EXHAUSTED: [(&str, Exhausted); 2] = [("dlq", Exhausted::Dlq), ("blocked", Exhausted::Blocked)];
-/// Default number of attempts. Callers do not wait for a delivery, so it may be retried more often and later.
+/// Default number of attempts of a round.
 const ATTEMPTS: u32 = 3;
+/// Maximum number of pauses in a schedule, and maximum length of one.
+const SCHEDULE: (usize, Duration) = (100, Duration::from_secs(30 * 24 * 60 * 60));
 
 /// A validated target of the file.
 #[derive(Clone, Debug)]
@@ -129,6 +131,7 @@ fn policy(table: &mut Table<'_>, max_crashes: u32) -> Policy {
     let mut policy = Policy { max_crashes, ..Policy::default() };
     policy.on_exhausted = table.get("on_exhausted", choice(&ON_EXHAUSTED)).unwrap_or(policy.on_exhausted);
     policy.concurrency = table.get("concurrency", count(1, 10_000)).unwrap_or(policy.concurrency);
+    policy.schedule = table.get("schedule", schedule).unwrap_or(policy.schedule);
     let problems = table.problems();
     let mut retry = table.table("retry").unwrap_or_else(|| Table::empty("[target.retry]", problems));
     let attempts = retry.get("max_attempts", count(1, 1_000)).unwrap_or(ATTEMPTS);
@@ -154,6 +157,19 @@ fn policy(table: &mut Table<'_>, max_crashes: u32) -> Policy {
     policy.retry = Retry::default().attempts(attempts).base(base).cap(cap).timeout(policy.timeout);
     policy.limits = Some(breaker(table));
     policy
+}
+
+/// The pauses between the rounds of a delivery.
+fn schedule(value: &toml::de::DeValue<'_>) -> Result<Vec<Duration>, String> {
+    let (most, longest) = SCHEDULE;
+    let pauses = duration_list(value)?;
+    if pauses.len() > most {
+        return Err(format!("expected at most {most} pauses, found {}", pauses.len()));
+    }
+    if pauses.iter().any(|pause| pause.is_zero() || *pause > longest) {
+        return Err("expected pauses above 0s and of at most \"30d\"".to_owned());
+    }
+    Ok(pauses)
 }
 
 /// The circuit breaker of the target. Missing settings have their defaults, also after a reload.

@@ -65,6 +65,17 @@ pub(super) fn duration(value: &DeValue<'_>) -> Result<Duration, String> {
     parse_duration(text).ok_or_else(|| format!("{expected}, found {text:?}"))
 }
 
+/// A list of durations: `["10s", "1m"]`.
+pub(super) fn duration_list(value: &DeValue<'_>) -> Result<Vec<Duration>, String> {
+    let DeValue::Array(items) = value else {
+        return Err(format!(
+            "expected a list of durations, as in [\"10s\", \"1m\"], found {}",
+            value.type_str()
+        ));
+    };
+    items.iter().map(|item| duration(item.get_ref())).collect()
+}
+
 /// Durations by name: `{ create_media_buy = "5m" }`.
 pub(super) fn durations(value: &DeValue<'_>) -> Result<BTreeMap<String, Duration>, String> {
     let DeValue::Table(table) = value else {

@@ -1,8 +1,12 @@
 //! Log lines about answered requests: failures at level `info` or above, the rest at `debug`.
+//!
+//! A request that is refused because the store is unavailable is no line of its own: the store logs its outage once, and the
+//! metrics count the refusals.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use semel_http::Situation;
 use semel_http::observe::{AnswerObserver, AnswerOutcome, Exchange};
 use tokio::time::Instant;
 
@@ -65,6 +69,7 @@ impl AnswerObserver for AccessLog {
         }
         match exchange.outcome {
             AnswerOutcome::Doubtful | AnswerOutcome::NotStored | AnswerOutcome::Unprotected => say!(warn),
+            AnswerOutcome::Refused(Situation::StoreUnavailable) => say!(debug),
             AnswerOutcome::Refused(_) | AnswerOutcome::VerifyRefused | AnswerOutcome::Tombstone
                 if self.refusals.lock().is_logged() =>
             {

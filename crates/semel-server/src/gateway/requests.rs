@@ -1,4 +1,4 @@
-//! The keys of recent requests by request id, for the history of an action.
+//! Recent requests by their id and by their key, for the history of an action.
 //!
 //! A record shows the request that claimed it ([`semel::record::Owner::is_of_request`]). Requests that were answered from it later, or
 //! refused, leave no trace in the store; they are found here for as long as the process remembers them.
@@ -7,21 +7,40 @@ use std::collections::{HashMap, VecDeque};
 
 use parking_lot::Mutex;
 use semel::key::KeyId;
+use semel::time::{Clock as _, SystemClock, Timestamp};
 
-/// Number of remembered requests: a few MB.
+/// Number of remembered requests: about ten MB.
 const KEPT: usize = 1 << 16;
 
 /// The requests that were answered last.
 #[derive(Default)]
 pub(crate) struct Requests {
-    kept: Mutex<KeptRequest>,
+    kept: Mutex<KeptRequests>,
 }
 
 #[derive(Default)]
-struct KeptRequest {
-    keys: HashMap<RequestHash, KeyId>,
+struct KeptRequests {
+    /// The key of the last request with this id, and how many entries of `order` have the id.
+    keys: HashMap<RequestHash, (KeyId, u32)>,
     /// The oldest first.
-    order: VecDeque<RequestHash>,
+    order: VecDeque<KeptRequest>,
+}
+
+struct KeptRequest {
+    hash: RequestHash,
+    key: KeyId,
+    /// `None` for a further id of the same request.
+    answered: Option<AnsweredRequest>,
+}
+
+/// A request as it is remembered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AnsweredRequest {
+    pub(crate) at: Timestamp,
+    pub(crate) request_id: Box<str>,
+    /// How it was answered: `replayed`, `not_stored` or `answered`.
+    pub(crate) outcome: &'static str,
+    pub(crate) status: u16,
 }
 
 /// A hash, because the caller chooses the length of a request id.
@@ -35,23 +54,46 @@ fn hash(request_id: &[u8]) -> RequestHash {
 
 impl Requests {
     /// Records that a request with this id was answered under this key. A later request with the same id replaces it.
-    pub(super) fn note(&self, request_id: &[u8], key: KeyId) {
-        let hash = hash(request_id);
-        let mut kept = self.kept.lock();
-        if kept.keys.insert(hash, key).is_some() {
-            return;
-        }
-        kept.order.push_back(hash);
+    pub(super) fn note(&self, request_id: &[u8], key: KeyId, outcome: &'static str, status: u16) {
+        let id = String::from_utf8_lossy(request_id).into();
+        let answered = AnsweredRequest { at: SystemClock.now(), request_id: id, outcome, status };
+        self.keep(KeptRequest { hash: hash(request_id), key, answered: Some(answered) });
+    }
+
+    /// Records a further id of the request that was recorded last.
+    pub(super) fn note_alias(&self, request_id: &[u8], key: KeyId) {
+        self.keep(KeptRequest { hash: hash(request_id), key, answered: None });
+    }
+
+    fn keep(&self, request: KeptRequest) {
+        let mut guard = self.kept.lock();
+        let kept = &mut *guard;
+        let known = kept.keys.entry(request.hash).or_insert((request.key, 0));
+        *known = (request.key, known.1 + 1);
+        kept.order.push_back(request);
         if kept.order.len() > KEPT
             && let Some(oldest) = kept.order.pop_front()
+            && let Some(known) = kept.keys.get_mut(&oldest.hash)
         {
-            kept.keys.remove(&oldest);
+            known.1 -= 1;
+            if known.1 == 0 {
+                kept.keys.remove(&oldest.hash);
+            }
         }
     }
 
     /// The key of the last request with this id.
     pub(crate) fn key(&self, request_id: &str) -> Option<KeyId> {
-        self.kept.lock().keys.get(&hash(request_id.as_bytes())).copied()
+        self.kept.lock().keys.get(&hash(request_id.as_bytes())).map(|(key, _)| *key)
+    }
+
+    /// The last requests with this key, the oldest first.
+    pub(crate) fn of_key(&self, key: KeyId, most: usize) -> Vec<AnsweredRequest> {
+        let kept = self.kept.lock();
+        let own = kept.order.iter().rev().filter(|request| request.key == key);
+        let mut found: Vec<_> = own.filter_map(|request| request.answered.clone()).take(most).collect();
+        found.reverse();
+        found
     }
 }
 
@@ -64,14 +106,31 @@ mod tests {
         let requests = Requests::default();
         let key = |number: usize| KeyId::from_bytes((number as u128).to_be_bytes());
         for number in 0..KEPT + 10 {
-            requests.note(format!("r-{number}").as_bytes(), key(number));
+            requests.note(format!("r-{number}").as_bytes(), key(number), "answered", 201);
         }
         assert_eq!(requests.key("r-9"), None);
         assert_eq!(requests.key("r-10"), Some(key(10)));
         assert_eq!(requests.key(&format!("r-{}", KEPT + 9)), Some(key(KEPT + 9)));
-        requests.note(b"r-10", key(1));
-        assert_eq!(requests.key("r-10"), Some(key(1)), "the last one counts");
+        requests.note(b"r-11", key(1), "answered", 201);
+        assert_eq!(requests.key("r-11"), Some(key(1)), "the last one counts");
         let kept = requests.kept.lock();
-        assert_eq!((kept.keys.len(), kept.order.len()), (KEPT, KEPT));
+        assert_eq!((kept.keys.len(), kept.order.len()), (KEPT - 1, KEPT));
+    }
+
+    #[test]
+    fn the_requests_of_a_key_are_told_in_their_order() {
+        let requests = Requests::default();
+        let (key, other) = (KeyId::from_bytes([1; 16]), KeyId::from_bytes([2; 16]));
+        requests.note(b"r-1", key, "answered", 201);
+        requests.note_alias(b"upstream-1", key);
+        requests.note(b"r-2", other, "answered", 201);
+        // A client that repeats its own request id is counted each time.
+        for _ in 0..2 {
+            requests.note(b"r-1", key, "replayed", 201);
+        }
+        let outcomes: Vec<_> = requests.of_key(key, 10).iter().map(|request| request.outcome).collect();
+        assert_eq!(outcomes, ["answered", "replayed", "replayed"]);
+        assert_eq!(requests.of_key(key, 1).len(), 1);
+        assert_eq!(requests.key("upstream-1"), Some(key));
     }
 }

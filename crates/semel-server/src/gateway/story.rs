@@ -106,7 +106,7 @@ impl RequestIds {
 }
 
 /// The outcome, read from the answer.
-fn outcome<B>(answer: &Response<B>) -> &'static str {
+pub(super) fn outcome<B>(answer: &Response<B>) -> &'static str {
     if answer.headers().contains_key(REPLAYED) {
         "replayed"
     } else if answer.headers().contains_key(STORED) {
@@ -139,12 +139,12 @@ impl Parent {
 }
 
 /// A fresh id for a request that has none.
-pub(super) fn new_request_id() -> String {
+pub(crate) fn new_request_id() -> String {
     format!("{:032x}", rand::random::<u128>())
 }
 
 /// True if a client's id can be used. A longer or unprintable one is replaced.
-pub(super) fn is_request_id(id: &[u8]) -> bool {
+pub(crate) fn is_request_id(id: &[u8]) -> bool {
     (1..=128).contains(&id.len()) && id.iter().all(|byte| matches!(byte, b' '..=b'~'))
 }
 
@@ -152,6 +152,12 @@ pub(super) fn is_request_id(id: &[u8]) -> bool {
 pub(super) fn request_id_of(answer: &[u8]) -> Option<&[u8]> {
     let mut lines = answer.split(|byte| *byte == b'\n').take_while(|line| *line != b"\r");
     lines.find_map(|line| line.strip_prefix(b"x-request-id: ")?.strip_suffix(b"\r"))
+}
+
+/// The status in an answer of HTTP/1.1; 0 if it cannot be read.
+pub(super) fn status_of(answer: &[u8]) -> u16 {
+    let digits = answer.get(9..12).and_then(|digits| std::str::from_utf8(digits).ok());
+    digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
 }
 
 /// Adds the request id to the answer of HTTP/1.1 that begins at `start`.
@@ -176,6 +182,7 @@ mod tests {
     fn an_answer_as_bytes_gets_a_request_id() {
         let mut answer = b"beforeHTTP/1.1 201 Created\r\ndate: now\r\n\r\nx-request-id: body\r\n".to_vec();
         assert_eq!(request_id_of(&answer[6..]), None);
+        assert_eq!((status_of(&answer[6..]), status_of(b"HTTP")), (201, 0));
         put_request_id(&mut answer, 6, b"r-1");
         assert_eq!(request_id_of(&answer[6..]), Some(&b"r-1"[..]));
         let expected =

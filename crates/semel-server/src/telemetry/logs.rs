@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 use tracing::Level;
-use tracing_subscriber::filter::Targets;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -41,8 +41,11 @@ pub(crate) fn start(log: LogConfig) {
         LogFormat::Text => false,
         LogFormat::Json => true,
     };
-    // Other crates are logged only from level WARN.
-    let targets = Targets::new().with_target("semel", log.level).with_default(log.level.min(Level::WARN));
+    // Other crates are logged only from level WARN. The driver of PostgreSQL would repeat on every try what Semel logs once.
+    let targets = Targets::new()
+        .with_target("semel", log.level)
+        .with_target("sqlx", LevelFilter::OFF)
+        .with_default(log.level.min(Level::WARN));
     let registry = tracing_subscriber::registry().with(targets);
     // The field `target` is the name of a delivery target, not of a module.
     let layer = tracing_subscriber::fmt::layer().with_writer(LogLines).with_ansi(false).with_target(false);

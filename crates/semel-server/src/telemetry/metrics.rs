@@ -5,7 +5,9 @@ use std::sync::{Arc, OnceLock};
 
 use semel::Engine;
 use semel::engine::{Event, Observer, Subject};
+use semel::outage;
 use semel::store::{LimitedStore, RedisStore};
+use semel::time::{Clock as _, SystemClock, Timestamp};
 use semel_http::capacity::Capacity;
 use semel_http::observe::AnswerCounters;
 
@@ -14,14 +16,17 @@ use crate::pipeline::Pipeline;
 use crate::telemetry::logs;
 use crate::telemetry::otlp::Exporter;
 
+pub(crate) mod definitions;
 mod deliveries;
 mod histogram;
 mod intake;
 mod process;
 mod text;
 
+use self::definitions::{self as metric, Metric};
 pub(crate) use self::deliveries::Deliveries;
 use self::histogram::Histogram;
+pub(crate) use self::histogram::{BUCKETS, percentile};
 use self::text::MetricsText;
 
 /// Counters of one server.
@@ -37,6 +42,8 @@ pub(crate) struct Metrics {
     admin: Family<5>,
     /// Keys in doubt at the last count.
     in_doubt: AtomicU64,
+    /// When they were counted, in microseconds since 1970; 0 before the first count.
+    in_doubt_counted: AtomicU64,
     store_up: AtomicU64,
     reloads: Family<2>,
     /// Refused logins, by reason.
@@ -71,9 +78,9 @@ impl<const N: usize> Family<N> {
         }
     }
 
-    fn write(&self, text: &mut MetricsText, names: [&str; N], metric: &str, label: &str, help: &str) {
+    fn write(&self, text: &mut MetricsText, names: [&str; N], metric: &Metric) {
         let counts = self.0.iter().map(|count| count.load(Ordering::Relaxed));
-        text.counters(metric, help, [label], names.into_iter().map(|name| [name]).zip(counts));
+        text.values(metric, names.into_iter().map(|name| [name]).zip(counts));
     }
 }
 
@@ -129,6 +136,11 @@ impl Metrics {
         &self.deliveries
     }
 
+    /// The durations of effects, by bucket.
+    pub(crate) fn effect_counts(&self) -> [u64; BUCKETS] {
+        self.held.counts()
+    }
+
     /// Counts an answer of the claims API.
     pub(crate) fn claim(&self, status: &str) {
         self.claims.add(CLAIMS, status);
@@ -153,6 +165,13 @@ impl Metrics {
     /// Sets the number of keys in doubt.
     pub(crate) fn in_doubt(&self, count: u64) {
         self.in_doubt.store(count, Ordering::Relaxed);
+        self.in_doubt_counted.store(SystemClock.now().as_micros(), Ordering::Relaxed);
+    }
+
+    /// When the keys in doubt were counted.
+    pub(crate) fn in_doubt_counted(&self) -> Option<Timestamp> {
+        let micros = self.in_doubt_counted.load(Ordering::Relaxed);
+        (micros > 0).then(|| Timestamp::from_micros(micros))
     }
 
     /// Keys in doubt at the last count.
@@ -165,84 +184,63 @@ impl Metrics {
         self.store_up.store(u64::from(up.is_ok()), Ordering::Relaxed);
     }
 
-    /// All metrics in the text format of Prometheus.
-    pub(crate) fn render(&self, engine: &Engine, pipeline: Option<&Pipeline>) -> String {
+    /// All metrics in the text format of Prometheus. `consoles` is the number of open consoles.
+    pub(crate) fn render(&self, engine: &Engine, pipeline: Option<&Pipeline>, consoles: usize) -> String {
         let mut text = MetricsText::new();
         let stats = engine.stats();
         let signals = stats.iter().map(|(name, count)| ([name], count));
-        text.counters("semel_events_total", "Signals of the engine.", ["event"], signals);
+        text.values(&metric::EVENTS, signals);
         let (runs, replays) = (stats.count("won"), stats.count("replayed"));
-        let share = ratio(replays, runs + replays);
-        text.gauge("semel_replay_ratio", "Share of calls that were answered from the record.", share);
-        text.gauge("semel_in_flight", "Claims held by this process.", engine.in_flight());
-        text.gauge("semel_waiters", "Callers waiting for an effect.", engine.waiters());
-        let in_doubt = self.in_doubt.load(Ordering::Relaxed);
-        text.gauge("semel_in_doubt_keys", "Keys in doubt at the last count.", in_doubt);
-        let up = self.store_up.load(Ordering::Relaxed);
-        text.gauge("semel_store_up", "1 if the last claim round trip succeeded.", up);
+        text.value(&metric::REPLAY_RATIO, ratio(replays, runs + replays));
+        text.value(&metric::IN_FLIGHT, engine.in_flight());
+        text.value(&metric::WAITERS, engine.waiters());
+        text.value(&metric::IN_DOUBT_KEYS, self.in_doubt.load(Ordering::Relaxed));
+        text.value(&metric::STORE_UP, self.store_up.load(Ordering::Relaxed));
+        write_servers(&mut text);
         if let Some(redis) = self.redis.get() {
-            let lost = u8::from(redis.has_lost_data());
-            text.gauge("semel_store_lost_data", "1 if the Redis server has lost data.", lost);
+            text.value(&metric::STORE_LOST_DATA, u8::from(redis.has_lost_data()));
         }
         if let Some(limits) = self.limits.get() {
             write_limits(&mut text, limits);
         }
         if let Some((gateway, capacity)) = self.gateway.get() {
             let answers = gateway.iter().map(|(outcome, count)| ([outcome], count));
-            text.counters(
-                "semel_requests_total",
-                "Answers of the gateway, by outcome.",
-                ["outcome"],
-                answers,
-            );
-            text.counter(
-                "semel_rotated_credentials_total",
-                "First runs whose key and payload another credential sent before: retries that ran again, if credentials rotate.",
-                gateway.rotated_credentials(),
-            );
+            text.values(&metric::REQUESTS, answers);
+            text.value(&metric::ROTATED_CREDENTIALS, gateway.rotated_credentials());
             write_capacity(&mut text, capacity);
         }
-        let help = "Time from the claim until the outcome was stored.";
-        self.held.write(&mut text, "semel_effect_seconds", help);
-        self.waited.write(&mut text, "semel_wait_seconds", "Time that callers waited for an effect.");
-        self.claims.write(&mut text, CLAIMS, "semel_claims_total", "status", "Answers of the claims API.");
-        let help = "Answers of the admin API.";
-        self.admin.write(&mut text, CLASSES, "semel_admin_requests_total", "class", help);
-        let help = "Refused requests to the admin API: no token, a wrong token, or an address that sent too many wrong ones.";
-        self.logins.write(&mut text, LOGINS, "semel_admin_logins_refused_total", "reason", help);
-        let help = "Reloads of the configuration.";
-        self.reloads.write(&mut text, RELOADS, "semel_reloads_total", "result", help);
+        self.held.write(&mut text, &metric::EFFECT_SECONDS);
+        self.waited.write(&mut text, &metric::WAIT_SECONDS);
+        self.claims.write(&mut text, CLAIMS, &metric::CLAIMS);
+        self.admin.write(&mut text, CLASSES, &metric::ADMIN_REQUESTS);
+        text.value(&metric::CONSOLE_STREAMS, consoles);
+        self.logins.write(&mut text, LOGINS, &metric::LOGINS_REFUSED);
+        self.reloads.write(&mut text, RELOADS, &metric::RELOADS);
         if let Some(pipeline) = pipeline {
             self.deliveries.write(&mut text, pipeline);
             intake::write(&mut text, &pipeline.intake);
             intake::write_run_waiters(&mut text, &pipeline.waiters);
         }
         if let Some((budget, gateway)) = self.descriptors.get() {
-            text.gauge("process_max_fds", "Maximum number of open file descriptors.", budget.limit);
+            text.value(&metric::PROCESS_MAX_FDS, budget.limit);
             if let Some(open) = descriptors::open() {
-                text.gauge("process_open_fds", "Number of open file descriptors.", open);
+                text.value(&metric::PROCESS_OPEN_FDS, open);
             }
             let limits = [(["admin"], Some(budget.admin)), (["gateway"], *gateway)];
             let limits = limits.into_iter().filter_map(|(listener, limit)| Some((listener, limit?)));
-            let help = "Maximum number of open connections of a listener.";
-            text.gauges("semel_connections_max", help, ["listener"], limits);
+            text.values(&metric::CONNECTIONS_MAX, limits);
             let closed = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
             let (admin, at_gateway) = (closed(&self.closed_by_admin), closed(&self.closed_by_gateway));
             let counts = [(["admin"], Some(admin)), (["gateway"], gateway.map(|_| at_gateway))];
             let counts = counts.into_iter().filter_map(|(listener, count)| Some((listener, count?)));
-            let help =
-                "Connections closed at the connection limit because they waited longest for their client.";
-            text.counters("semel_connections_closed_at_limit_total", help, ["listener"], counts);
+            text.values(&metric::CONNECTIONS_CLOSED, counts);
         }
         process::write(&mut text);
-        let help = "Log lines dropped because the output was too slow.";
-        text.counter("semel_log_lines_dropped_total", help, logs::dropped());
+        text.value(&metric::LOG_LINES_DROPPED, logs::dropped());
         if let Some(exporter) = self.exporter.get() {
-            let help = "Spans dropped because the queue was full.";
-            text.counter("semel_spans_dropped_total", help, exporter.dropped());
+            text.value(&metric::SPANS_DROPPED, exporter.dropped());
         }
-        let version = [([env!("CARGO_PKG_VERSION")], 1)];
-        text.gauges("semel_build_info", "The version of this binary.", ["version"], version);
+        text.values(&metric::BUILD_INFO, [([env!("CARGO_PKG_VERSION")], 1)]);
         text.into_string()
     }
 }
@@ -258,29 +256,38 @@ impl Observer for Metrics {
 }
 
 fn write_capacity(text: &mut MetricsText, capacity: &Capacity) {
-    let calls = capacity.calls_in_flight();
-    text.gauge("semel_gateway_calls_in_flight", "Guarded calls in progress at upstreams.", calls);
+    text.value(&metric::GATEWAY_CALLS, capacity.calls_in_flight());
     let refused = capacity.calls_refused().into_iter().map(|(limit, count)| ([limit], count));
-    let help = "Requests refused by a limit on guarded calls.";
-    text.counters("semel_gateway_calls_refused_total", help, ["limit"], refused);
-    let buffered = capacity.buffered_bytes();
-    text.gauge("semel_gateway_request_bytes_buffered", "Bytes of request bodies in memory.", buffered);
-    let help = "Requests refused by the memory limit for bodies.";
-    text.counter("semel_gateway_bodies_refused_total", help, capacity.bodies_refused());
+    text.values(&metric::GATEWAY_CALLS_REFUSED, refused);
+    text.value(&metric::GATEWAY_BYTES, capacity.buffered_bytes());
+    text.value(&metric::GATEWAY_BODIES_REFUSED, capacity.bodies_refused());
+}
+
+/// The servers and folders of stores, ledgers, buffers and sources.
+fn write_servers(text: &mut MetricsText) {
+    // The operator chooses their names.
+    let servers: Vec<_> = outage::servers()
+        .into_iter()
+        .map(|server| (server.name.replace(['"', '\\', '\n'], "_"), server))
+        .collect();
+    let available = servers.iter().map(|(name, server)| ([name.as_str()], u8::from(server.is_available)));
+    text.values(&metric::STORE_AVAILABLE, available);
+    let outages = servers.iter().map(|(name, server)| ([name.as_str()], server.outages));
+    text.values(&metric::OUTAGES, outages);
+    let lengths = servers.iter().map(|(name, server)| ([name.as_str()], server.length.as_secs_f64()));
+    text.values(&metric::OUTAGE_SECONDS, lengths);
 }
 
 fn write_limits(text: &mut MetricsText, limits: &LimitedStore) {
     if let Some(bytes) = limits.bytes() {
-        text.gauge("semel_store_bytes", "Size of the store at the last measurement.", bytes);
+        text.value(&metric::STORE_BYTES, bytes);
     }
     if let Some(most) = limits.limits().max_bytes {
-        text.gauge("semel_store_max_bytes", "Maximum size of the store.", most);
-        let full = u8::from(limits.is_full());
-        text.gauge("semel_store_full", "1 if new keys are refused because the store is full.", full);
+        text.value(&metric::STORE_MAX_BYTES, most);
+        text.value(&metric::STORE_FULL, u8::from(limits.is_full()));
     }
     let refused = [(["bytes"], limits.refused_for_bytes()), (["rate"], limits.refused_for_rate())];
-    let help = "New keys refused by a limit of the store.";
-    text.counters("semel_new_keys_refused_total", help, ["reason"], refused);
+    text.values(&metric::NEW_KEYS_REFUSED, refused);
 }
 
 fn ratio(part: u64, whole: u64) -> f64 {

@@ -173,3 +173,133 @@ fn bad_requests_are_refused_with_a_reason() {
     assert_eq!(admin.post("/v1/claims/made-up/begin", "").expect(404)["code"], "not_found");
     assert_eq!(admin.get("/v1/keys").expect(200)["items"], json!([]));
 }
+
+// One call less: the claim is the begin mark too, also where the same owner repeats it.
+#[test]
+fn a_claim_can_begin() {
+    let semel = Semel::start(&["--store", "memory:"]);
+    let admin = semel.admin();
+    let more = json!({ "begin": true, "lease": "200ms", "owner": "0f8fad5bd9cb469fa16570867728950e" });
+    let won = claim(&admin, &more);
+    assert_eq!(claim(&admin, &more)["fence"], won["fence"]);
+    let key = won["key_id"].as_str().unwrap();
+    let phase = || admin.get(&format!("/v1/keys/{key}")).expect(200)["phase"].clone();
+    wait::until("its owner is lost after it began", PATIENCE, || phase() == "in_doubt").unwrap();
+    assert_eq!(claim(&admin, &json!({ "begin": true }))["status"], "in_doubt");
+}
+
+// Its owner does not know what happened: callers that wait learn it now, not when the lease ends.
+#[test]
+fn an_abandoned_claim_is_in_doubt_or_taken_over_at_once() {
+    let semel = Semel::start(&["--store", "memory:"]);
+    let admin = semel.admin();
+    for (mode, after) in [("marked", "in_doubt"), ("keyed", "won"), ("rerun", "won")] {
+        let more =
+            json!({ "mode": mode, "key": mode, "begin": true, "lease": "10m", "in_flight_max": "10m" });
+        let won = claim(&admin, &more);
+        let waiting = {
+            let (admin, mut more) = (admin.clone(), more.clone());
+            more["wait"] = json!("30s");
+            std::thread::spawn(move || claim(&admin, &more))
+        };
+        for _ in 0..2 {
+            let answer = step(&admin, &won, "abandon", "");
+            if answer.status == 409 {
+                break; // the waiting caller has won meanwhile
+            }
+            assert_eq!(answer.expect(200)["status"], "abandoned");
+        }
+        assert_eq!(waiting.join().unwrap()["status"], after, "{mode}");
+    }
+}
+
+// The answer comes before the store has the outcome; a server that is told to stop stores it first.
+#[test]
+fn a_completion_that_is_not_waited_for_is_stored_before_the_server_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = format!("embedded:{}", folder.path().join("data").display());
+    let mut semel = Semel::start(&["--store", &store]);
+    let admin = semel.admin();
+    let claims: Vec<Value> = (0..50).map(|key| claim(&admin, &json!({ "key": key.to_string() }))).collect();
+    for (number, won) in claims.iter().enumerate() {
+        let done = step(&admin, won, "complete?wait=false", &format!("{{\"outcome\": {number}}}"));
+        assert_eq!(done.expect(202)["status"], "accepted");
+    }
+    semel.signal(rustix::process::Signal::TERM);
+    assert!(semel.wait().success());
+    let semel = Semel::start(&["--store", &store]);
+    for number in 0..claims.len() {
+        let replay = claim(&semel.admin(), &json!({ "key": number.to_string() }));
+        assert_eq!((replay["status"].as_str(), &replay["outcome"]), (Some("replay"), &json!(number)));
+    }
+    let answer = step(&semel.admin(), &claims[0], "complete?wait=maybe", "").expect(400);
+    assert!(answer["detail"].as_str().unwrap().contains("true or false"), "{answer}");
+}
+
+#[test]
+fn a_batch_answers_each_operation_as_its_own_call_would() {
+    let semel = Semel::start(&["--store", "memory:"]);
+    let admin = semel.admin();
+    let batch = |operations: Value| {
+        let body = json!({ "operations": operations }).to_string();
+        admin.post("/v1/claims/batch", &body).expect(200)["results"].clone()
+    };
+    let claims: Vec<Value> = (0..100)
+        .map(|key| json!({ "claim": { "namespace": "n", "key": key.to_string(), "begin": true } }))
+        .collect();
+    let won = batch(json!(claims));
+    let ids: Vec<&str> =
+        won.as_array().unwrap().iter().map(|one| one["result"]["claim_id"].as_str().unwrap()).collect();
+    assert_eq!(ids.len(), 100);
+    let renewed = admin.post("/v1/claims/renew", &json!({ "claim_ids": [ids[0], "x", ids[1]] }).to_string());
+    let renewed = renewed.expect(200)["results"].clone();
+    assert_eq!(renewed[0]["result"]["status"], "renewed");
+    assert_eq!(renewed[1]["problem"]["code"], "not_found");
+    assert_eq!(renewed[2]["result"]["status"], "renewed");
+    let mixed = batch(json!([
+        { "begin": { "claim_id": ids[0] } },
+        { "complete": { "claim_id": ids[1], "outcome": { "n": 1.50 } } },
+        { "release": { "claim_id": ids[2] } },
+        { "abandon": { "claim_id": ids[3] } },
+        { "renew": { "claim_id": ids[4] } },
+        { "claim": { "namespace": "n", "key": "5" } },
+        { "claim": { "namespace": "", "key": "5" } },
+    ]));
+    for (place, status) in ["begun", "done", "released", "abandoned", "renewed", "busy"].iter().enumerate() {
+        assert_eq!(mixed[place]["result"]["status"], *status, "{mixed}");
+    }
+    assert_eq!(
+        (&mixed[6]["problem"]["code"], &mixed[6]["problem"]["status"]),
+        (&json!("bad_request"), &json!(400))
+    );
+    assert_eq!(
+        batch(json!([{ "claim": { "namespace": "n", "key": "1" } }]))[0]["result"]["outcome"]["n"],
+        1.5
+    );
+    // What came too late says what stands.
+    let late = batch(json!([{ "complete": { "claim_id": ids[1], "outcome": 2 } }]));
+    assert_eq!(
+        (&late[0]["problem"]["code"], &late[0]["problem"]["outcome"]["n"]),
+        (&json!("lost"), &json!(1.5))
+    );
+    let many = json!({ "operations": vec![json!({ "renew": { "claim_id": "x" } }); 1001] }).to_string();
+    admin.post("/v1/claims/batch", &many).expect(400);
+}
+
+// The hot cache answers claims too. An operator's command ends that at once.
+#[test]
+fn a_replay_from_memory_ends_when_an_operator_forgets_the_key() {
+    let semel = Semel::start(&["--store", "memory:"]);
+    let admin = semel.admin();
+    let won = claim(&admin, &json!({ "retention": "1h" }));
+    step(&admin, &won, "complete", r#"{"outcome": 7}"#).expect(200);
+    for _ in 0..3 {
+        let replay = claim(&admin, &json!({}));
+        assert_eq!((&replay["status"], &replay["outcome"]), (&json!("replay"), &json!(7)));
+        assert_ne!(replay["expires_in"], "10s", "the retention, not the age of the cache: {replay}");
+        assert_eq!(claim(&admin, &json!({ "payload": 1 }))["status"], "conflict");
+    }
+    let path = format!("/v1/keys/{}/forget", won["key_id"].as_str().unwrap());
+    admin.post(&path, r#"{"reason": "test"}"#).expect(200);
+    assert_eq!(claim(&admin, &json!({ "payload": 1 }))["status"], "won");
+}

@@ -1,5 +1,7 @@
 //! `semel keys` and `semel config`, end to end.
 
+use std::process::Stdio;
+
 use semel_testbed::wait;
 use serde_json::{Value, json};
 
@@ -165,7 +167,7 @@ fn what_cannot_be_typed_ends_with_two() {
         (&["runs", "trigger", "crm", "--payload", "{"], "--payload is not JSON"),
         (&["dlq", "list", "--admin", "ftp://h"], "ftp://h"),
         (&["demo", "--for", "a while"], "--for a while: expected a duration"),
-        (&["drill", "nope"], "there is no drill"),
+        (&["drill", "target-dwn"], "a similar value exists: 'target-down'"),
     ] {
         let output = run(args);
         let said = String::from_utf8_lossy(&output.stderr);
@@ -195,22 +197,159 @@ fn a_probe_needs_no_curl() {
 fn a_gateway_that_is_taken_for_an_admin_address_is_named() {
     let upstream = crate::kit::Upstream::start();
     let semel = Semel::start(&["--store", "memory:", "--upstream", &upstream.url()]);
-    let (ok, said) = keys(semel.gateway_url(), &["list"]);
-    assert!(!ok && said.contains("is a gateway, not an admin address"), "{said}");
+    // Every command that talks to a server. None of them reaches the upstream, which would see the token.
+    for command in [
+        "status",
+        "targets",
+        "targets pause crm --reason r",
+        "targets resume crm --reason r",
+        "targets retry crm --reason r",
+        "health",
+        "health --live",
+        "audit",
+        "keys list",
+        "keys export",
+        "keys show 00000000000000000000000000000000",
+        "keys find --key k",
+        "keys forget 00000000000000000000000000000000 --reason r",
+        "keys settle 00000000000000000000000000000000 --run --reason r",
+        "events list",
+        "events show evt_1",
+        "events publish --type a --dedupe-key k --payload {}",
+        "deliveries list",
+        "deliveries show dlv_1",
+        "dlq list",
+        "dlq groups",
+        "dlq show dlq_1",
+        "dlq discard dlq_1 --reason r",
+        "dlq discard --target crm --reason r --yes",
+        "dlq restore dlq_1 --reason r",
+        "dlq edit dlq_1 --payload {} --reason r",
+        "runs list",
+        "runs list --buffered",
+        "runs show run_1",
+        "runs trigger crm",
+        "runs cancel run_1",
+        "runs tag run_1 x",
+        "runs reset-key crm k",
+        "replay --list",
+        "replay --status failed",
+        "replay --job rpl_1 --cancel",
+    ] {
+        let args: Vec<&str> = command.split(' ').collect();
+        let output = run(&[&args[..], &["--admin", semel.gateway_url(), "--token", "t"]].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{command}: {said}");
+        assert!(said.contains("is a gateway, not an admin address"), "{command}: {said}");
+    }
+    assert_eq!(upstream.total(), 0);
+}
+
+// `| head` closes the pipe: no message, and the code that shells know.
+#[test]
+fn a_closed_pipe_ends_a_command_silently() {
+    for args in
+        [&["config", "example"][..], &["config", "schema"], &["metrics", "list"], &["metrics", "dashboard"]]
+    {
+        let mut child = semel().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{args:?}");
+        assert_eq!(output.status.code(), Some(141), "{args:?}");
+    }
 }
 
 #[test]
-fn completions_and_manual_pages_name_every_command() {
-    for (shell, part) in [("bash", "semel__"), ("zsh", "#compdef semel"), ("fish", "complete -c semel")] {
+fn colours_are_for_terminals_unless_they_are_wanted() {
+    let semel = Semel::start(&["--store", "memory:"]);
+    in_doubt(&semel.admin(), "order-1");
+    let listed = |more: &[&str]| keys(semel.admin_url(), &[&["list"], more].concat()).1;
+    assert!(!listed(&[]).contains('\x1b') && !listed(&["--color", "never"]).contains('\x1b'));
+    assert!(listed(&["--color", "always"]).contains("\x1b[31min_doubt\x1b[0m"));
+    // On a terminal, and not where NO_COLOR asks for none.
+    let program = crate::kit::semel();
+    let list = format!("{} keys list --admin {}", program.get_program().to_str().unwrap(), semel.admin_url());
+    for (no_color, expected) in [("", true), ("1", false)] {
+        let terminal = std::process::Command::new("script")
+            .args(["-qec", &list, "/dev/null"])
+            .env("NO_COLOR", no_color)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&terminal.stdout).into_owned();
+        assert_eq!(said.contains("\x1b[31m"), expected, "NO_COLOR={no_color:?}: {said}");
+    }
+}
+
+/// The names below `Commands:` in a help text.
+fn commands_of(names: &[&str]) -> Vec<String> {
+    let help = run(&[names, &["--help"]].concat()).stdout;
+    let help = String::from_utf8_lossy(&help).into_owned();
+    let Some((_, list)) = help.split_once("\nCommands:\n") else { return Vec::new() };
+    let lines = list.lines().take_while(|line| !line.is_empty());
+    // Descriptions that continue on the next line are indented further.
+    let names = lines.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let names = names.filter_map(|line| line.split_whitespace().next());
+    names.filter(|name| *name != "help").map(str::to_owned).collect()
+}
+
+#[test]
+fn completions_of_every_shell_name_every_command() {
+    let commands = commands_of(&[]);
+    assert!(commands.len() > 15, "{commands:?}");
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let output = run(&["completions", shell]);
         let script = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && script.contains(part) && script.contains("replay"), "{shell}");
+        assert!(output.status.success(), "{shell}");
+        for command in commands.iter().chain(&commands_of(&["keys"])) {
+            assert!(script.contains(command.as_str()), "{shell}: {command}");
+        }
+        assert!(!script.contains("watchdog"), "{shell}: a command that is not for users");
     }
-    let page = run(&["man"]);
-    assert!(String::from_utf8_lossy(&page.stdout).contains(".TH semel 1"));
+    // As bash asks for them: commands, their flags, and the values of flags.
+    let complete = |line: &str| {
+        let words: Vec<String> = line.split(' ').map(|word| format!("'{word}'")).collect();
+        let script = format!(
+            "source <(\"$0\" completions bash); COMP_WORDS=({}); COMP_CWORD={}; \
+             _semel semel \"${{COMP_WORDS[$COMP_CWORD]}}\" \"${{COMP_WORDS[$COMP_CWORD - 1]}}\"; echo \"${{COMPREPLY[@]}}\"",
+            words.join(" "),
+            words.len() - 1
+        );
+        let output =
+            std::process::Command::new("bash").arg("-c").arg(script).arg(semel().get_program()).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(complete("semel repl"), ["replay"]);
+    assert_eq!(complete("semel keys se"), ["settle"]);
+    assert_eq!(complete("semel dlq list --stat"), ["--status"]);
+    assert_eq!(complete("semel keys list --phase in"), ["in_doubt"]);
+    assert_eq!(complete("semel drill target"), ["target-down"]);
+}
+
+#[test]
+fn manual_pages_describe_every_command() {
+    let page = |names: &[&str]| String::from_utf8(run(&[&["man"], names].concat()).stdout).unwrap();
+    assert!(page(&[]).contains(".TH semel 1"));
+    let settle = page(&["keys", "settle"]);
+    assert!(
+        settle.contains(".TH semel-keys-settle 1") && settle.contains("after a look at the answer"),
+        "{settle}"
+    );
     let folder = tempfile::tempdir().unwrap();
     assert!(run(&["man", "--out", folder.path().to_str().unwrap()]).status.success());
-    for name in ["semel.1", "semel-serve.1", "semel-keys-settle.1", "semel-replay.1"] {
-        assert!(folder.path().join(name).exists(), "{name}");
+    let mut pages = 1;
+    for command in commands_of(&[]) {
+        let below = commands_of(&[&command]);
+        for name in below.iter().map(|one| format!("{command}-{one}")).chain([command.clone()]) {
+            let text = std::fs::read_to_string(folder.path().join(format!("semel-{name}.1")));
+            assert!(
+                text.is_ok_and(|text| text.contains(".SH NAME") && text.contains(".SH SYNOPSIS")),
+                "{name}"
+            );
+            pages += 1;
+        }
     }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), pages, "and of nothing else");
 }

@@ -133,6 +133,18 @@ fn a_settlement_is_shown_before_it_is_made() {
     };
     let bare = settle(&["--outcome", "{\"receipt\": 7}", "--yes"]);
     assert!(bare.code == Some(1) && bare.err.contains("`status` is required"), "{}", bare.err);
+    // A settled key cannot be settled again, so an answer that no upstream gives is refused.
+    for (args, why) in [
+        (&["--status", "999"][..], "between 200 and 599"),
+        (&["--status", "100"], "between 200 and 599"),
+        (&["--status", "204", "--body", "{}"], "has no body"),
+        (&["--status", "201", "--body", "{\"id\": \"pay_9\""], "looks like JSON and is not"),
+        (&["--outcome", "{\"status\": 201, \"hedaers\": {}}"], "unknown field `hedaers`"),
+    ] {
+        let refused = settle(&[args, &["--yes"]].concat());
+        assert!(refused.code != Some(0) && refused.err.contains(why), "{args:?}: {}", refused.err);
+    }
+    assert_eq!(in_doubt(&semel).len(), 1, "nothing was changed");
     let asked = settle(&["--status", "201", "--body", "{\"paid\": true}", "--dry-run"]);
     assert_eq!(asked.code, Some(0), "{}", asked.err);
     for part in ["POST /lost", "req-1", "HTTP 201", "content-type: application/json", "\"paid\": true"] {

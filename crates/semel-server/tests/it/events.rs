@@ -15,9 +15,11 @@ mod paused;
 mod poison;
 mod races;
 mod replays;
+mod rounds;
 mod runs;
 mod shared;
 mod streams;
+mod target_control;
 mod triggers;
 mod upgrade;
 
@@ -55,8 +57,13 @@ impl Bench {
     }
 }
 
-/// A `[[target]]` that gets everything, and gives up soon.
+/// A `[[target]]` that gets everything, and gives up soon: after one round of attempts.
 fn target(name: &str, sink: &Sink, more: &str) -> String {
+    scheduled_target(name, sink, &format!("schedule = []\n{more}"))
+}
+
+/// The same with the default schedule, unless `more` has another.
+fn scheduled_target(name: &str, sink: &Sink, more: &str) -> String {
     format!(
         "[[target]]\nname = \"{name}\"\nurl = \"{}\"\n\
          retry = {{ max_attempts = 3, base = \"20ms\", cap = \"100ms\", timeout = \"5s\" }}\n{more}\n",

@@ -13,8 +13,8 @@ use serde_json::Value;
 use crate::kit::{Http, PATIENCE, run};
 use crate::real_clients::installed;
 
-/// The orders API on one package.
-struct OrdersApi {
+/// An orders API.
+pub(crate) struct OrdersApi {
     child: Child,
     url: String,
 }
@@ -34,6 +34,11 @@ impl OrdersApi {
             node
         };
         command.arg(package);
+        Self::spawn(command)
+    }
+
+    /// Starts an orders API by this command, and waits until it listens.
+    pub(crate) fn spawn(mut command: Command) -> Self {
         // It ends when its standard input does, so it ends even when the test is killed.
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -74,7 +79,11 @@ fn steps(report: &Value, grade: &str) -> Vec<String> {
 /// Runs the suite against a package and compares the failed required steps (`failed`) and the other failed ones (`not_met`).
 /// Returns how often the request with the most effects took effect.
 fn judge(script: &str, package: &str, failed: &[&str], not_met: &[&str]) -> u64 {
-    let api = OrdersApi::start(script, package);
+    judge_api(&OrdersApi::start(script, package), package, failed, not_met)
+}
+
+/// As [`judge`], for an API that runs already.
+pub(crate) fn judge_api(api: &OrdersApi, package: &str, failed: &[&str], not_met: &[&str]) -> u64 {
     let output = run(&[
         "check",
         "--suite",

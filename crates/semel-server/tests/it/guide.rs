@@ -5,6 +5,7 @@
 //!
 //! - `<!-- test`, lines of shell, `-->`: run before the next block.
 //! - `<!-- needs redis -->`, `<!-- needs postgres -->`: a server for the page, on the port that it names.
+//! - `<!-- needs artifacts -->`: the files of a release in the folder, made of the binary under test.
 //! - `<!-- test skip: why -->`: the next block is not run. [`SKIPPED`] lists them all.
 //!
 //! A `curl -i` with `# 201` behind it must be answered with 201. Blocks of TOML pass `semel config check`, blocks of SQL run where the
@@ -12,9 +13,11 @@
 
 mod links;
 mod pages;
+mod recipes;
 mod words;
 
 use std::net::TcpListener;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -23,12 +26,20 @@ use semel_testbed::{Postgres, Redis};
 
 use self::pages::{Block, Page, pages, root};
 use crate::kit::{Semel, semel};
+use crate::packages::artifacts::artifacts;
 
 /// The ports that pages use.
 const PORTS: [u16; 8] = [3000, 5432, 6379, 8080, 8081, 9000, 9001, 9002];
 
 /// The blocks that cannot run in a test, by their pages.
-const SKIPPED: [&str; 2] = ["docs/howto/harden-for-production.md", "docs/howto/harden-for-production.md"];
+const SKIPPED: [&str; 6] = [
+    "docs/howto/harden-for-production.md",
+    "docs/howto/harden-for-production.md",
+    "docs/howto/install.md",
+    "docs/howto/install.md",
+    "docs/howto/run-in-containers.md",
+    "docs/howto/run-in-containers.md",
+];
 
 /// Where the languages of blocks are looked after; a block of another one would be tested by nobody.
 const LANGUAGES: [&str; 9] = ["sh", "toml", "sql", "rust", "text", "yaml", "python", "json", ""];
@@ -75,7 +86,7 @@ fn every_block_has_a_language_that_is_tested_and_few_are_skipped() {
 #[test]
 fn the_python_worker_works() {
     let semel = Semel::start(&["--store", "memory:"]);
-    let page = Page::read("docs/howto/claim-from-other-languages.md");
+    let page = Page::read("docs/reference/claims-api.md");
     let python: Vec<&str> = page
         .blocks
         .iter()
@@ -118,6 +129,12 @@ fn run_page(page: &Page) -> Result<(), String> {
         return Ok(());
     }
     let folder = tempfile::tempdir().unwrap();
+    if page.needs("artifacts") {
+        for file in std::fs::read_dir(artifacts()).unwrap() {
+            let path = file.unwrap().path();
+            symlink(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+        }
+    }
     let redis = page.needs("redis").then(|| Redis::start().unwrap());
     let postgres = page.needs("postgres").then(|| Postgres::start().unwrap());
     // Bound all at once, so that no port is given twice.

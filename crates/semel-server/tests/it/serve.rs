@@ -1,8 +1,11 @@
 //! Starting, health, and what is said at start.
 
+use std::os::unix::net::UnixDatagram;
+
+use rustix::process::Signal;
 use semel_testbed::{Redis, wait};
 
-use crate::kit::{PATIENCE, Semel, Upstream, metric, run};
+use crate::kit::{PATIENCE, Semel, Upstream, metric, run, semel};
 
 #[test]
 fn without_an_upstream_there_is_only_the_admin_side() {
@@ -21,6 +24,35 @@ fn without_an_upstream_there_is_only_the_admin_side() {
     assert_eq!(admin.get("/v1/claims").expect(405)["code"], "method_not_allowed");
     // A store that forgets says so.
     semel.logged("all keys are forgotten when this process ends");
+}
+
+// A supervisor starts what depends on the server once it is ready, and knows when it stops.
+#[test]
+fn a_supervisor_is_told_about_start_and_stop() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify");
+    let supervisor = UnixDatagram::bind(&path).unwrap();
+    supervisor.set_read_timeout(Some(PATIENCE)).unwrap();
+    let notice = || {
+        let mut bytes = [0; 64];
+        let length = supervisor.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..length]).into_owned()
+    };
+    let mut command = semel();
+    command.args(["serve", "--store", "memory:", "--admin", "127.0.0.1:0"]).env("NOTIFY_SOCKET", &path);
+    let server = Semel::spawn(command);
+    assert_eq!(notice(), "READY=1\n");
+    assert_eq!(server.admin().get("/readyz").status, 200);
+    server.signal(Signal::TERM);
+    assert_eq!(notice(), "STOPPING=1\n");
+
+    // A supervisor that cannot be reached does not keep the server from its work.
+    let mut command = semel();
+    command.args(["serve", "--store", "memory:", "--admin", "127.0.0.1:0"]);
+    command.env("NOTIFY_SOCKET", folder.path().join("nobody"));
+    let server = Semel::spawn(command);
+    server.logged("did not receive a notice");
+    assert_eq!(server.admin().get("/readyz").status, 200);
 }
 
 #[test]
@@ -131,6 +163,34 @@ fn logs_are_json_with_the_known_fields() {
     assert!(line["latency_ms"].is_number(), "{line}");
     assert_eq!(line["span"]["request_id"], "req-7", "{line}");
     assert_eq!(line["span"]["trace_id"], "0af7651916cd43dd8448eb211c80319c", "{line}");
+}
+
+// Every warning about a request has its id, also from the task that calls the upstream; a claim is no line at all.
+#[test]
+fn warnings_have_the_request_id() {
+    // Nothing listens there.
+    let semel =
+        Semel::start(&["--store", "memory:", "--upstream", "http://127.0.0.1:1", "--scope", "single-tenant"]);
+    let gateway = semel.gateway();
+    let keyed = gateway.with("idempotency-key", "k").with("x-request-id", "req-keyed");
+    assert_eq!(keyed.post("/pay", "{}").status, 502);
+    assert_eq!(gateway.with("x-request-id", "req-read").get("/").status, 502);
+    let claim = r#"{"namespace": "jobs", "scope": "a", "key": "k", "payload": {}}"#;
+    semel.admin().post("/v1/claims", claim).expect(200);
+    semel.logged("req-read");
+    let log = semel.log();
+    let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |id: &str| {
+        let has = |line: &&serde_json::Value| line["request_id"] == id || line["span"]["request_id"] == id;
+        let warnings = lines.iter().filter(|line| line["level"] == "WARN").filter(has);
+        warnings.map(|line| line["message"].as_str().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (of("req-keyed"), of("req-read")),
+        (vec!["guarded call failed"], vec!["upstream did not answer"])
+    );
+    assert!(!log.contains("v1/claims") && !log.contains("\"outcome\":\"won\""), "{log}");
+    assert!(!log.contains("Some(") && !log.contains("Error {"), "no Rust debug output: {log}");
 }
 
 // A refreshed token is another principal: said once, when the first one is seen.

@@ -91,9 +91,24 @@ impl Buffer {
     /// # Errors
     /// Redis does not answer.
     pub async fn tenants(&self) -> Result<Vec<String>, Error> {
+        self.tenants_up_to(-1).await
+    }
+
+    /// The first tenants in the order of their turns, at most `limit`.
+    ///
+    /// # Errors
+    /// Redis does not answer.
+    pub async fn first_tenants(&self, limit: u32) -> Result<Vec<String>, Error> {
+        match limit {
+            0 => Ok(Vec::new()),
+            limit => self.tenants_up_to(i64::from(limit) - 1).await,
+        }
+    }
+
+    async fn tenants_up_to(&self, last: i64) -> Result<Vec<String>, Error> {
         let mut list = cmd("ZRANGE");
         let [turns, _] = self.list_keys();
-        list.arg(turns).arg(0).arg(-1);
+        list.arg(turns).arg(0).arg(last);
         let Value::Array(names) = self.client.query(&list, Effect::Reads).await? else {
             return Err(answer::unexpected_answer());
         };
@@ -104,29 +119,36 @@ impl Buffer {
         Ok(names.into_iter().filter_map(text).collect())
     }
 
-    /// Ids of buffered runs of a tenant, the oldest first, after `after`.
+    /// Some buffered runs of a tenant, about `limit`, and where the next ones begin; `None` after the last. Runs that stay in the
+    /// buffer are all listed, in no order. A run can be listed twice while the buffer changes.
     ///
     /// # Errors
     /// Redis does not answer.
     pub async fn list(
         &self,
         tenant: &str,
-        after: Option<EventId>,
+        after: Option<u64>,
         limit: u32,
-    ) -> Result<Vec<EventId>, Error> {
-        let mut list = cmd("HKEYS");
-        list.arg(self.tenant_key(tenant, "about"));
-        let Value::Array(names) = self.client.query(&list, Effect::Reads).await? else {
+    ) -> Result<(Vec<EventId>, Option<u64>), Error> {
+        let mut scan = cmd("HSCAN");
+        scan.arg(self.tenant_key(tenant, "about")).arg(after.unwrap_or(0)).arg("COUNT").arg(limit.max(1));
+        let Value::Array(parts) = self.client.query(&scan, Effect::Reads).await? else {
             return Err(answer::unexpected_answer());
         };
+        let mut parts = parts.into_iter();
+        let (Some(Value::BulkString(next)), Some(Value::Array(pairs))) = (parts.next(), parts.next()) else {
+            return Err(answer::unexpected_answer());
+        };
+        let next: Option<u64> = std::str::from_utf8(&next).ok().and_then(|next| next.parse().ok());
+        let next = next.ok_or_else(answer::unexpected_answer)?;
         let read = |name| match name {
             Value::BulkString(name) => std::str::from_utf8(&name).ok().and_then(|id| id.parse().ok()),
             _ => None,
         };
-        let mut ids: Vec<EventId> = names.into_iter().filter_map(read).collect();
-        ids.retain(|id| id.kind() == EventKind::Run && after.is_none_or(|after| *id > after));
+        // Each id is followed by its value.
+        let mut ids: Vec<EventId> = pairs.into_iter().step_by(2).filter_map(read).collect();
+        ids.retain(|id| id.kind() == EventKind::Run);
         ids.sort_unstable();
-        ids.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-        Ok(ids)
+        Ok((ids, (next > 0).then_some(next)))
     }
 }

@@ -71,6 +71,8 @@ impl Buffer {
     /// Buffers a run, in a batch with concurrent runs of this process. Refused if its key is already taken, with or
     /// without the same payload, or if what the ledger knew of the key at the time `read` may have changed since.
     ///
+    /// A put whose answer was lost can be repeated: the run is accepted as the first one again.
+    ///
     /// # Errors
     /// Redis does not answer, or is full.
     pub async fn put(self: &Arc<Self>, run: &NewEvent, read: ReadTime) -> Result<PutOutcome, Error> {
@@ -210,5 +212,5 @@ async fn put_for_tenant(
 
 /// The same error for another caller.
 fn clone_error(error: &Error) -> Error {
-    Error::new(error.kind(), error.to_string())
+    error.copy()
 }

@@ -2,6 +2,9 @@
 //!
 //! `about` of a run is `state|token|attempts|version|key|print|expires`, where state is `q` or `l`, and the key is
 //! `id` or `id@generation`; it contains only ids, numbers and hex, so the bars separate.
+//!
+//! Redis does not roll a script back. A script therefore refuses before its first write, and writes what protects a run
+//! before it removes the run. A command gets a bounded number of arguments, because Lua passes at most about 8,000.
 
 use semel::store::RedisScript;
 
@@ -13,6 +16,9 @@ local time = redis.call('TIME')
 local now, micros = time[1] * 1000 + math.floor(time[2] / 1000), time[1] * 1000000 + time[2]
 -- How long after its ledger was read a run can be put, in microseconds.
 local AGE = 10000000
+-- Redis refuses the first write of a script if its memory is full. It refuses neither a removal nor the writes after one.
+-- A script that starts with this drains the buffer, or keeps a key from getting two runs, also with a full memory.
+local function write_when_full() redis.call('HDEL', LISTED, '') end
 local function read(id)
   local text = redis.call('HGET', ABOUT, id)
   if not text then return nil end
@@ -37,7 +43,9 @@ end
 -- Refuses puts of these keys whose ledger was read before a time. The list has that time before each key.
 local function refuse(list, keep, option)
   if #list == 0 then return end
-  redis.call('ZADD', REFUSED, option, unpack(list))
+  for from = 1, #list, 1000 do
+    redis.call('ZADD', REFUSED, option, unpack(list, from, math.min(from + 999, #list)))
+  end
   redis.call('ZREMRANGEBYSCORE', REFUSED, '-inf', string.format('%.0f', micros - AGE))
   if redis.call('PTTL', REFUSED) < keep then redis.call('PEXPIRE', REFUSED, string.format('%.0f', keep)) end
 end
@@ -68,8 +76,10 @@ local function holder(key)
 end
 ";
 
-/// Puts many runs with few commands: each command costs the server as much as a run's share of the work. Answers 1
+/// Puts many runs with few commands: each command costs the server as much as a run's share of the work. Answers
 /// the time, and for each run 1 if it is new, and otherwise a word and the run that has the key.
+///
+/// A run that is already in the buffer under its own id is new: its caller did not get the answer to an earlier put.
 ///
 /// If no drainer would find the runs, nothing is written and a token is returned: the caller announces the tenant and
 /// repeats the put with the token.
@@ -94,8 +104,13 @@ local refused = redis.call('ZMSCORE', REFUSED, unpack(keys))
 -- Those of this call: by id, and by key with the fingerprint.
 local new, named = {}, {}
 local runs, abouts, names, queued, answers = {}, {}, {}, {}, { string.format('%.0f', micros) }
-local function put(at, id, run, key, print, life, read)
-  if new[id] or (known[at] and read(id)) then return { 'cached', id } end
+local function put(at, id, run, key, print, life, read_at)
+  if new[id] then return 1 end
+  if known[at] and read(id) then
+    -- Written again, so that a wait for replicas covers it on a new connection too.
+    redis.call('HSET', RUNS, id, run)
+    return 1
+  end
   if key ~= '' then
     local other, its, expired = nil, nil, false
     if named[key] then
@@ -114,7 +129,7 @@ local function put(at, id, run, key, print, life, read)
     local till = tonumber(refused[at] or 0)
     if till > micros then return { 'reserved', '' } end
     -- A read in the future: the clock was set back, and its notes may be lower than they should be.
-    if read <= till or read < micros - AGE or read > micros then return { 'late', '' } end
+    if read_at <= till or read_at < micros - AGE or read_at > micros then return { 'late', '' } end
   end
   if size >= capacity then return { 'full', '' } end
   size = size + 1
@@ -131,8 +146,8 @@ local function put(at, id, run, key, print, life, read)
 end
 for at = 1, #ids do
   local i = at * 6 - 3
-  local life, read = tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
-  answers[at + 1] = put(at, ids[at], ARGV[i + 1], keys[at], ARGV[i + 3], life, read)
+  local life, read_at = tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
+  answers[at + 1] = put(at, ids[at], ARGV[i + 1], keys[at], ARGV[i + 3], life, read_at)
 end
 if #runs > 0 then
   redis.call('HSET', RUNS, unpack(runs))
@@ -152,12 +167,14 @@ const RESERVE: &str = "
 local key, keep = ARGV[1], tonumber(ARGV[2])
 local id, r, expired = holder(key)
 if id then return { id, r.p, expired and '1' or '0' } end
+write_when_full()
 refuse({ string.format('%.0f', micros + keep * 1000), key }, keep, 'GT')
 return { '', '', '' }";
 
 /// The ledger has changed: a put that read it before must read it again. `GT` keeps a reservation; `CH`, which changes
 /// nothing but the answer of Redis, ends it.
 const OUTDATE: &str = "
+write_when_full()
 refuse_until_now({ ARGV[1] }, ARGV[2])
 return 1";
 
@@ -182,6 +199,7 @@ return { 'applied', tostring(r.v) }";
 /// its producer announces the tenant and returns, and idle drainers would undo every announcement before that.
 const LEASE: &str = "
 local limit, lease, token = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+write_when_full()
 local over = redis.call('ZRANGEBYSCORE', LEASED, '-inf', now, 'LIMIT', 0, 1000)
 for _, id in ipairs(over) do
   redis.call('ZREM', LEASED, id)
@@ -219,11 +237,13 @@ if r.s == 'l' then
   if tonumber(redis.call('ZSCORE', LEASED, id) or 0) > now then return { 'held' } end
   r.a = r.a + 1
 end
+write_when_full()
 local run, changes, attempts, version, expires = lease_run(id, r, token, lease)
 return { 'leased', run, changes, attempts, version, expires }";
 
 const RENEW: &str = "
 local token, lease, held = ARGV[1], tonumber(ARGV[2]), {}
+write_when_full()
 for i = 3, #ARGV do
   local r = read(ARGV[i])
   if r and r.s == 'l' and r.t == token then
@@ -235,9 +255,11 @@ for i = 3, #ARGV do
 end
 return held";
 
-/// A put of the same key may have read the ledger before the run came there: it is refused.
+/// A put of the same key may have read the ledger before the run came there: it is refused. The notes that refuse it are
+/// written before the runs leave.
 const ACK: &str = "
-local token, answers, left = ARGV[1], {}, {}
+local token, answers, left, leaving = ARGV[1], {}, {}, {}
+write_when_full()
 for i = 2, #ARGV, 2 do
   local id, version = ARGV[i], tonumber(ARGV[i + 1])
   local r, answer = read(id), { 'gone', '' }
@@ -247,17 +269,19 @@ for i = 2, #ARGV, 2 do
     answer = { 'changed', redis.call('HGET', CHANGES, id) or '' }
   elseif r then
     if r.k ~= '' then left[#left + 1] = r.k end
-    drop(id, r)
+    leaving[id] = r
   end
   answers[#answers + 1] = answer
 end
 refuse_until_now(left, 'GT')
+for id, r in pairs(leaving) do drop(id, r) end
 return answers";
 
 const GIVE_BACK: &str = "
 local token, id, pause = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local r = read(id)
 if not r or r.s ~= 'l' or r.t ~= token then return 0 end
+write_when_full()
 r.s, r.t = 'q', ''
 if ARGV[4] == '1' then r.a = r.a + 1 end
 write(id, r)
@@ -269,6 +293,7 @@ const REMOVE: &str = "
 local token, id = ARGV[1], ARGV[2]
 local r = read(id)
 if r and (r.s ~= 'l' or r.t ~= token) then return 0 end
+write_when_full()
 if r and r.k ~= '' then refuse_until_now({ r.k }, 'GT') end
 drop(id, r)
 return 1";
@@ -310,6 +335,8 @@ const TURN: &str = "
 local first = redis.call('ZRANGE', KEYS[1], 0, 0)
 if not first[1] then return false end
 local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
+-- A removal comes first, so that Redis does not refuse this if its memory is full.
+redis.call('ZREM', KEYS[1], first[1])
 redis.call('ZADD', KEYS[1], tonumber(last[2]) + 1, first[1])
 return { first[1], redis.call('HGET', KEYS[2], first[1]) or '0' }";
 

@@ -27,6 +27,16 @@ pub(super) enum ExistingRun {
     Expired,
 }
 
+/// The result of a search for the run that has a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lookup {
+    Found(ExistingRun),
+    /// Neither the ledger nor the buffer has one.
+    Missing,
+    /// The ledger has none, and the buffer could not be read.
+    Unknown,
+}
+
 impl KeyedTrigger<'_> {
     pub(super) fn claim_key(&self, generation: Generation) -> Key {
         let RunRequest { principal, tenant, target, key, .. } = self.request;
@@ -48,6 +58,11 @@ impl KeyedTrigger<'_> {
             true => ExistingRun::Found { id: found.run, buffered: true },
             false => ExistingRun::Conflict,
         }
+    }
+
+    /// True if Redis did not answer a put of this run in another generation of its key.
+    pub(super) fn is_unconfirmed_before(&self, generation: Generation) -> bool {
+        self.unconfirmed.get().is_some_and(|unconfirmed| *unconfirmed != generation)
     }
 
     /// The run for this generation of its key.
@@ -75,25 +90,48 @@ impl Triggers {
         burst: &Burst,
         call: &KeyedTrigger<'_>,
         key: KeyState,
-    ) -> Result<Option<ExistingRun>, ledger::Error> {
+    ) -> Result<Lookup, ledger::Error> {
         if let Some(holder) = key.holder {
-            return Ok(Some(call.compare(holder)));
+            return Ok(Lookup::Found(call.compare(holder)));
         }
-        if let Some(existing) = self.find_in_buffer(burst, call, key.generation).await {
-            return Ok(Some(existing));
+        let buffered = burst.buffer.find(&call.run.tenant, (call.dedupe.id, key.generation)).await;
+        if let Ok(Some(found)) = buffered {
+            return Ok(Lookup::Found(call.compare_buffered(found)));
         }
         let now = self.ledger.find(call.dedupe.id).await?;
-        Ok(now.live().filter(|_| now.generation == key.generation).map(|holder| call.compare(holder)))
+        if let Some(holder) = now.live().filter(|_| now.generation == key.generation) {
+            return Ok(Lookup::Found(call.compare(holder)));
+        }
+        Ok(match self.fail_open(buffered) {
+            Some(_) => Lookup::Missing,
+            None => Lookup::Unknown,
+        })
     }
 
-    pub(super) async fn find_in_buffer(
+    /// The run of this trigger, if a put of an earlier generation without an answer has placed it. A run belongs to one
+    /// generation: under a second one, triggers after a reset would be answered with a run from before it.
+    ///
+    /// # Errors
+    /// The buffer, where the run may be, could not be read.
+    pub(super) async fn find_unconfirmed(
         &self,
-        burst: &Burst,
         call: &KeyedTrigger<'_>,
         generation: Generation,
-    ) -> Option<ExistingRun> {
-        let found = burst.buffer.find(&call.run.tenant, (call.dedupe.id, generation)).await;
-        self.fail_open(found).flatten().map(|found| call.compare_buffered(found))
+    ) -> Result<Placement, TriggerError> {
+        let Some(burst) = self.burst().filter(|_| call.is_unconfirmed_before(generation)) else {
+            return Ok(None);
+        };
+        let id = call.run.id;
+        // The buffer first, because a run moves from the buffer to the ledger.
+        let buffered = match burst.buffer.get(&call.run.tenant, id).await {
+            Ok(Some(_)) => return Ok(Some(Triggered { id, cached: false, buffered: true })),
+            buffered => self.fail_open(buffered),
+        };
+        match (self.ledger.event(id).await?, buffered) {
+            (Some(_), _) => Ok(Some(Triggered { id, cached: false, buffered: false })),
+            (None, Some(_)) => Ok(None),
+            (None, None) => Err(self.time_out(RETRY_AFTER)),
+        }
     }
 
     /// Answers with the run that has the key. If the caller waits for it, it is moved into the ledger.
@@ -111,7 +149,9 @@ impl Triggers {
             }
             ExistingRun::Found { id, buffered } => {
                 let buffered = match (buffered, call.gate_use, self.burst()) {
-                    (true, GateUse::Skip, Some(burst)) => self.promote(burst, &call.run.tenant, id).await?,
+                    (true, GateUse::Skip, Some(burst)) => {
+                        Box::pin(self.promote(burst, &call.run.tenant, id)).await?
+                    }
                     _ => buffered,
                 };
                 Ok(Some(Triggered { id, cached: id != call.run.id, buffered }))

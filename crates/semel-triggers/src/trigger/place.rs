@@ -14,7 +14,7 @@ use semel_pipeline::ledger::{self, KeyState};
 use semel_pipeline::publish;
 
 use super::claim::ResolvedClaim;
-use super::existing::ExistingRun;
+use super::existing::{ExistingRun, Lookup};
 use super::{Burst, GateUse, KeyedTrigger, RETRY_AFTER, RunRequest, TriggerError, Triggered, Triggers};
 use crate::buffer::{PutOutcome, ReadTime};
 use crate::gate::GateDecision;
@@ -135,6 +135,9 @@ impl Triggers {
             let read = burst.buffer.read_time(&call.run.tenant);
             let key = self.read_key(call.dedupe).await?;
             let generation = key.generation;
+            if let Some(triggered) = self.find_unconfirmed(call, generation).await? {
+                return Ok(Some(triggered));
+            }
             let existing = match key.holder {
                 Some(holder) => call.compare(holder),
                 None => match self.put(burst, call, generation, read).await {
@@ -159,7 +162,11 @@ impl Triggers {
         generation: Generation,
         read: ReadTime,
     ) -> PutResult {
-        match self.fail_open(burst.buffer.put(&call.run_in(generation), read).await) {
+        if call.is_unconfirmed_before(generation) {
+            return PutResult::Refused;
+        }
+        let put = self.fail_open(burst.buffer.put(&call.run_in(generation), read).await);
+        match put {
             Some(PutOutcome::Accepted(Accepted::First(id))) => {
                 count(&self.counters.buffered, 1);
                 PutResult::Placed(Triggered { id, cached: false, buffered: true })
@@ -172,8 +179,11 @@ impl Triggers {
             }
             Some(PutOutcome::Expired) => PutResult::Existing(ExistingRun::Expired),
             Some(PutOutcome::Late) => PutResult::Late,
-            // Without an answer of Redis the run may be in the buffer or not.
-            Some(PutOutcome::Reserved | PutOutcome::Full) | None => PutResult::Refused,
+            Some(PutOutcome::Reserved | PutOutcome::Full) => PutResult::Refused,
+            None => {
+                call.unconfirmed.get_or_init(|| generation);
+                PutResult::Refused
+            }
         }
     }
 
@@ -208,13 +218,17 @@ impl Triggers {
                 if let Acquired::Won(claim) = acquired {
                     claim.release().await;
                 }
+                if let Some(triggered) = self.find_unconfirmed(call, key.generation).await? {
+                    return Ok(triggered);
+                }
                 (generation, wait) = (key.generation, Duration::ZERO);
                 continue;
             }
             match acquired {
                 Acquired::Won(claim) => {
                     let Ok(running) = claim.begin().await else { continue };
-                    if let Some(triggered) = self.place_and_resolve(burst, call, (id, running), key).await? {
+                    let placed = self.place_and_resolve(burst, call, (id, running), key);
+                    if let Some(triggered) = Box::pin(placed).await? {
                         self.count_claim(triggered);
                         return Ok(triggered);
                     }
@@ -222,30 +236,33 @@ impl Triggers {
                 Acquired::Replay(outcome) => {
                     count(&self.counters.resolved, 1);
                     match self.find_existing(burst, call, key).await? {
-                        Some(existing) => {
+                        Lookup::Found(existing) => {
                             if let Some(triggered) = self.answer_existing(call, existing, generation).await? {
                                 return Ok(triggered);
                             }
                         }
-                        None => self.forget_lost_claim(burst, id, &outcome).await?,
+                        Lookup::Missing => self.forget_lost_claim(burst, id, &outcome).await?,
+                        // The run may be in the buffer. The reservation of the key searches for it again.
+                        Lookup::Unknown => return self.place_without_claim(call).await,
                     }
                 }
                 Acquired::Conflict => {
                     // Before searching for the run: a claim that is resolved by now had placed its run before.
                     let unresolved = self.is_unresolved(burst, id).await;
                     match self.find_existing(burst, call, key).await? {
-                        Some(existing) => {
+                        Lookup::Found(existing) => {
                             if let Some(triggered) = self.answer_existing(call, existing, generation).await? {
                                 return Ok(triggered);
                             }
                         }
-                        None if unresolved => self.wait_for_claim(burst, id).await?,
+                        _ if unresolved => self.wait_for_claim(burst, id).await?,
                         // It is the claim of a run that no longer has the key.
-                        None => drop(self.fail_open(burst.claims.forget(id, Force::No).await)),
+                        Lookup::Missing => drop(self.fail_open(burst.claims.forget(id, Force::No).await)),
+                        Lookup::Unknown => return self.place_without_claim(call).await,
                     }
                 }
                 Acquired::InFlight { retry_after } | Acquired::TooManyWaiters { retry_after } => {
-                    if let Some(existing) = self.find_existing(burst, call, key).await? {
+                    if let Lookup::Found(existing) = self.find_existing(burst, call, key).await? {
                         match self.answer_existing(call, existing, generation).await? {
                             Some(triggered) => return Ok(triggered),
                             None => continue,
@@ -284,6 +301,9 @@ impl Triggers {
     ) -> Result<Triggered, TriggerError> {
         for _ in 0..ROUNDS {
             let key = self.read_key(call.dedupe).await?;
+            if let Some(triggered) = self.find_unconfirmed(call, key.generation).await? {
+                return Ok(triggered);
+            }
             let placed = match key.holder {
                 Some(holder) => self.answer_existing(call, call.compare(holder), key.generation).await?,
                 None => self.place_directly(self.burst(), call, key.generation).await?,

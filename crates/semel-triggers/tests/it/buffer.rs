@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::key::KeyId;
+use semel::store::RedisClient;
 use semel_pipeline::event::{Accepted, Dedupe, Generation, NewEvent};
 use semel_pipeline::ledger::{Change, Patch};
 use semel_testbed::{Redis, RedisCluster};
@@ -343,6 +344,93 @@ async fn a_put_whose_caller_read_another_ledger_is_refused() {
     assert_eq!(put_at(&late, read).await, PutOutcome::Late, "the run of its key came into the ledger");
 }
 
+// The script dropped all runs, and then failed to write the notes of more than 4,000 keys: a put that had read the ledger
+// before was accepted, and its key had a second id. Now the notes come first, in parts.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_run_of_a_large_batch_leaves_a_note() {
+    const RUNS: u32 = 4_500;
+    let redis = Redis::start().expect("a Redis");
+    let client = RedisClient::builder(redis.url()).build().expect("the URL is good");
+    let buffer = Arc::new(Buffer::new(client, "semel:burst", u64::from(RUNS)));
+    let puts: Vec<_> = (0..RUNS)
+        .map(|number| {
+            let (buffer, run) = (Arc::clone(&buffer), run("t", Some(&number.to_string()), "{}", None));
+            tokio::spawn(async move { (put(&buffer, &run).await, run) })
+        })
+        .collect();
+    let mut runs = Vec::new();
+    for put in puts {
+        let (put, run) = put.await.expect("it ends");
+        assert_eq!(put, PutOutcome::Accepted(Accepted::First(run.id)));
+        runs.push(run);
+    }
+    let leased = lease(&buffer, "t", RUNS).await;
+    let versions: Vec<_> = leased.runs.iter().map(|run| (run.id, run.version)).collect();
+    assert_eq!(versions.len(), runs.len());
+    let before = read_time(&buffer, "t").await;
+    let acked = buffer.ack_all(leased.proof(), &versions).await.expect("Redis answers");
+    assert!(acked.iter().all(|acked| *acked == AckOutcome::Gone));
+    for run in [&runs[0], &runs[runs.len() / 2], &runs[runs.len() - 1]] {
+        assert_eq!(buffer.put(run, before).await.expect("Redis answers"), PutOutcome::Late);
+    }
+    let notes = redis.tell(&["KEYS", "*:refused"]).expect("it runs").text();
+    assert_eq!(redis.tell(&["ZCARD", &notes]).expect("it runs").text(), RUNS.to_string());
+}
+
+// The answer to a put was lost, and its caller repeats it. The script called a number, so that all runs of the tenant in
+// the batch failed; and a run that was not new lost its entry in the list of ids.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_that_is_repeated_is_accepted_again() {
+    let redis = Redis::start().expect("a Redis");
+    let buffer = buffer_at(&redis.url());
+    for key in [Some("k"), None] {
+        let again = run("t", key, "{}", None);
+        let accepted = PutOutcome::Accepted(Accepted::First(again.id));
+        assert_eq!(put(&buffer, &again).await, accepted);
+        let other = run("t", None, "{}", None);
+        let both = tokio::join!(put(&buffer, &again), put(&buffer, &other));
+        assert_eq!(both, (accepted, PutOutcome::Accepted(Accepted::First(other.id))));
+        assert_eq!(buffer.tenant_of(again.id).await.expect("Redis answers").as_deref(), Some("t"));
+        assert!(buffer.get("t", again.id).await.expect("Redis answers").is_some(), "it is found by its id");
+    }
+    assert_eq!(buffer.depth("t").await.expect("Redis answers").queued, 4, "each once");
+    let leased = lease(&buffer, "t", 1).await;
+    buffer.patch("t", leased.runs[0].id, &tag("x"), None).await.expect("Redis answers");
+    let again = leased.runs[0].run.clone().expect("it is whole").run;
+    put(&buffer, &again).await;
+    let acked = buffer.ack(leased.proof(), again.id, 1).await.expect("Redis answers");
+    assert_eq!(acked, AckOutcome::Gone, "its lease and its changes stay");
+}
+
+// Drainers could not lease anything while the memory was full, so it stayed full. A reservation was refused too, and its
+// key could get a second run.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_redis_is_drained_and_keeps_reservations() {
+    let redis = Redis::start().expect("a Redis");
+    let buffer = buffer_at(&redis.url());
+    let (one, other) = (run("t", Some("k"), "{}", None), run("t", Some("other"), "{}", None));
+    put(&buffer, &one).await;
+    let before = read_time(&buffer, "t").await;
+    redis.config_set("maxmemory", "1").expect("it is set");
+    let refused = buffer.put(&other, before).await.expect_err("the memory is full");
+    assert_eq!(refused.kind(), semel::store::ErrorKind::Full, "{refused}");
+    buffer.reserve("t", first(&other), LEASE).await.expect("a reservation is written");
+    let turn = buffer.next_tenant().await.expect("a turn is written").expect("there is one");
+    let leased = buffer.lease((&turn.0, turn.1), 1, LEASE).await.expect("a lease is written");
+    let held = leased.proof();
+    assert_eq!(buffer.renew(held, &[one.id], LEASE).await.expect("it is renewed"), [true]);
+    assert!(buffer.give_back(held, one.id, Duration::ZERO, false).await.expect("it is given back"));
+    let LeaseOneOutcome::Leased(again) = buffer.lease_one("t", one.id, LEASE).await.expect("it is leased")
+    else {
+        panic!("it is free")
+    };
+    assert_eq!(buffer.ack(again.proof(), one.id, 0).await.expect("it leaves"), AckOutcome::Gone);
+    assert!(buffer.remove(again.proof(), one.id).await.expect("a run that is gone is no error"));
+    redis.config_set("maxmemory", "0").expect("it is set");
+    assert_eq!(buffer.put(&one, before).await.expect("Redis answers"), PutOutcome::Late);
+    assert_eq!(buffer.put(&other, before).await.expect("Redis answers"), PutOutcome::Reserved);
+}
+
 // Longer ago than the buffer remembers what has changed
 #[tokio::test(flavor = "multi_thread")]
 async fn a_put_that_comes_too_late_is_refused() {
@@ -385,7 +473,8 @@ async fn it_works_on_a_cluster_whatever_tenants_are_called() {
         assert_eq!(put(&buffer, &run).await, PutOutcome::Accepted(Accepted::First(run.id)), "{tenant:?}");
         buffer.patch(tenant, run.id, &tag("x"), None).await.expect("Redis answers");
         assert!(buffer.get(tenant, run.id).await.expect("Redis answers").is_some());
-        assert_eq!(buffer.list(tenant, None, 10).await.expect("Redis answers"), [run.id], "{tenant:?}");
+        let listed = buffer.list(tenant, None, 10).await.expect("Redis answers");
+        assert_eq!(listed, (vec![run.id], None), "{tenant:?}");
         let held = buffer.reserve(tenant, first(&run), LEASE).await.expect("Redis answers");
         assert_eq!(held.map(|holder| holder.run), Some(run.id), "{tenant:?}");
     }

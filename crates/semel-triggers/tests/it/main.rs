@@ -112,10 +112,20 @@ impl Deployment {
 
 /// Triggers as one process has them.
 async fn triggers(redis: &Redis, ledger: &Arc<dyn Ledger>, limit: Limit) -> (Arc<Triggers>, Arc<Buffer>) {
+    triggers_at(redis, &redis.url(), ledger, limit).await
+}
+
+/// The same, with another address for the buffer and the gate.
+async fn triggers_at(
+    redis: &Redis,
+    buffer: &str,
+    ledger: &Arc<dyn Ledger>,
+    limit: Limit,
+) -> (Arc<Triggers>, Arc<Buffer>) {
     let secret = Secret::from_bytes([3; 32]);
     let store = RedisStore::builder(&redis.url()).connect().await.expect("a store");
     let claims = Engine::builder(store).secret(secret.clone()).build().expect("an engine");
-    let buffer = buffer_at(&redis.url());
+    let buffer = buffer_at(buffer);
     let gate = Arc::new(Gate::new(Arc::clone(&buffer), GateMode::On, limit, None));
     let burst = Burst { claims, buffer: Arc::clone(&buffer), gate };
     let triggers = Triggers::new(Arc::clone(ledger), Arc::new(secret), Some(burst));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use semel::engine::Acquired;
@@ -12,7 +12,7 @@ use semel::secret::Secret;
 use semel_pipeline::event::{Accepted, Dedupe};
 use semel_pipeline::id::EventId;
 use semel_pipeline::ledger::{Change, Error};
-use semel_testbed::Redis;
+use semel_testbed::{FaultProxy, Redis};
 use semel_triggers::buffer::PutOutcome;
 use semel_triggers::gate::{Gate, GateMode, Limit};
 use semel_triggers::trigger::{
@@ -330,6 +330,80 @@ async fn a_claim_that_names_a_ghost_is_taken_away() {
     assert_eq!(other.counters().lost.load(Ordering::Relaxed), 1, "and it is counted");
     let third = trigger(&deployment.triggers, &request("t", Some("k"), "{}")).await;
     assert_eq!((third.id, third.cached), (again.id, true));
+}
+
+/// A deployment, and triggers of another process that reaches the buffer through a proxy.
+async fn behind_proxy(redis: &Redis) -> (Deployment, FaultProxy, Arc<Triggers>) {
+    let deployment = Deployment::new(redis, SHUT).await;
+    let proxy = FaultProxy::before(redis.addr()).expect("a proxy");
+    let limit = Limit { hold: Duration::from_secs(3600), ..SHUT };
+    let url = format!("redis://{}", proxy.addr());
+    let (triggers, _) = super::triggers_at(redis, &url, &deployment.ledger, limit).await;
+    (deployment, proxy, triggers)
+}
+
+fn counted(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+// One failed read of the buffer was taken for an absence: the run was reported as lost, with an alert, although it was
+// there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_look_up_does_not_report_a_lost_run() {
+    let redis = Redis::start().expect("a Redis");
+    let (deployment, proxy, triggers) = behind_proxy(&redis).await;
+    let asked = request("t", Some("k"), "{}");
+    let first = trigger(&triggers, &asked).await;
+    assert!(first.buffered, "{first:?}");
+    proxy.drop_reply_to(b"HGET");
+    let again = triggers.trigger_now(&asked).await.expect("it is triggered");
+    assert_eq!(proxy.counts().dropped_replies, 1, "the look-up failed");
+    assert_eq!((again.id, again.cached, again.buffered), (first.id, true, false));
+    let counters = triggers.counters();
+    assert_eq!((counted(&counters.lost), counted(&counters.failed_open)), (0, 1), "lost, failed open");
+    deployment.drain().await;
+    assert_eq!(deployment.runs().await.len(), 1);
+}
+
+// The first put was executed and its answer was lost. The second one failed in the script, with all others of the batch.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_whose_answer_was_lost_is_the_same_buffered_run() {
+    let redis = Redis::start().expect("a Redis");
+    let (deployment, proxy, triggers) = behind_proxy(&redis).await;
+    trigger(&triggers, &request("t", Some("before"), "{}")).await;
+    proxy.drop_reply_to(b"marker");
+    let first = trigger(&triggers, &request("t", Some("k"), "\"marker\"")).await;
+    assert_eq!(proxy.counts().dropped_replies, 1, "the answer was lost");
+    assert_eq!((first.cached, first.buffered), (false, true));
+    assert_eq!(counted(&triggers.counters().failed_open), 1, "only the lost answer");
+    let found = triggers.locate(first.id).await.expect("Redis answers");
+    assert!(matches!(found, RunLocation::Buffer { .. }), "{found:?}");
+    let again = trigger(&triggers, &request("t", Some("k"), "\"marker\"")).await;
+    assert_eq!((again.id, again.cached), (first.id, true));
+    deployment.drain().await;
+    assert_eq!(deployment.runs().await.len(), 2);
+}
+
+// A run went to the ledger without a reservation, because the memory of Redis was full. A put whose caller had read the
+// ledger before was accepted as a second run of the key.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_a_full_redis_sends_to_the_ledger_is_the_only_one_of_its_key() {
+    let redis = Redis::start().expect("a Redis");
+    let deployment = Deployment::new(&redis, WIDE).await;
+    let slow = super::run("t", Some("k"), "{}", None);
+    put(&deployment.buffer, &super::run("t", Some("another"), "{}", None)).await;
+    let read = deployment.buffer.read_time("t");
+    redis.config_set("maxmemory", "1").expect("it is set");
+    let first = trigger(&deployment.triggers, &request("t", Some("k"), "{}")).await;
+    assert_eq!((first.cached, first.buffered), (false, false));
+    redis.config_set("maxmemory", "0").expect("it is set");
+    let put = deployment.buffer.put(&slow, read).await.expect("Redis answers");
+    assert!(matches!(put, PutOutcome::Reserved | PutOutcome::Late), "{put:?}");
+    assert_eq!(
+        counted(&deployment.triggers.counters().failed_open),
+        1,
+        "the claim was refused, and nothing else"
+    );
 }
 
 // Short key lifetimes do not let the claim lapse mid-way, and the key is free afterwards

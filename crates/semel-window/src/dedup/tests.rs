@@ -44,7 +44,7 @@ impl Model {
 enum Step {
     Record(u64),
     Forget(u64),
-    /// Forgets what was recorded so many steps ago: hits more often than a number at random.
+    /// Forgets the entry that was recorded this number of steps ago: hits more often than a number at random.
     ForgetRecent(usize),
 }
 

@@ -81,9 +81,9 @@ fn on_both() -> Open {
     let (postgres, redis) = (postgres_server(), redis_server());
     opened_by(move || {
         // As patient as a busy machine needs it: what is tested is not its speed.
-        let postgres = PostgresStore::builder(postgres.url()).patience(Duration::from_secs(20));
+        let postgres = PostgresStore::builder(postgres.url()).timeout(Duration::from_secs(20));
         let builder = TieredStore::builder(postgres, RedisStore::builder(&redis.url()));
-        async move { builder.redis_patience(Duration::from_secs(5)).open().await.expect("healthy servers") }
+        async move { builder.redis_timeout(Duration::from_secs(5)).open().await.expect("healthy servers") }
     })
 }
 

@@ -15,7 +15,7 @@ const TURNS: u32 = 60;
 pub(super) async fn pushed_and_polled(owner: &RedisStore, waiter: &RedisStore) -> (f64, f64) {
     let (mut pushed, mut polled) = (Vec::new(), Vec::new());
     for turn in 0..TURNS {
-        // Anywhere between two looks of whoever polls.
+        // Anywhere between two polls.
         let before = POLL + POLL * (turn % 20) / 20;
         pushed.push(turn_of(owner, waiter, How::Pushed, before).await);
         polled.push(turn_of(owner, waiter, How::Polled, before).await);

@@ -99,7 +99,7 @@ impl EngineInner {
         let deadline = since + ask.wait;
         let acquired = loop {
             match self.cache.look(ask.subject.id, &ask.fingerprint) {
-                Hit::Replay(outcome) => {
+                Hit::Replay { outcome, .. } => {
                     self.events.emit(&ask.subject, &Event::Replayed { from: ReplayedFrom::HotCache });
                     return Ok(Acquired::Replay(outcome));
                 }

@@ -275,7 +275,7 @@ impl Beats {
         let answered = tokio::time::timeout(usual / 2, renew).await.unwrap_or_else(|_| {
             Err(store::Error::new(
                 ErrorKind::Ambiguous,
-                format!("no answer to a heartbeat in {:?}", usual / 2),
+                format!("no answer to a heartbeat in {} ms", (usual / 2).as_millis()),
             ))
         });
         match answered {

@@ -199,10 +199,15 @@ const LARGEST_OUTCOME: usize = 1 << 30;
 /// The same limit as for terms: times that far ahead can still be represented.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
+/// A sweep uses at most a tenth of the time: a store without an index reads all of its records.
+const SWEEP_SHARE: u32 = 9;
+
 /// Sweeps step by step while the engine exists.
 async fn sweep(engine: Weak<EngineInner>, interval: Duration) {
+    let mut pause = interval;
     loop {
-        tokio::time::sleep_until((instant() + interval).into()).await;
+        tokio::time::sleep_until((instant() + pause).into()).await;
+        let begun = instant();
         loop {
             // Holds only the store while it sweeps, so that an engine over a hanging store can be dropped.
             let Some(store) = engine.upgrade().map(|inner| Arc::clone(&inner.store)) else { return };
@@ -210,11 +215,16 @@ async fn sweep(engine: Weak<EngineInner>, interval: Duration) {
                 Ok(swept) if swept.more => tokio::task::yield_now().await,
                 Ok(_) => break,
                 Err(error) => {
-                    tracing::warn!(target: "semel", %error, "sweeping failed; retrying later");
+                    if error.is_logged() {
+                        tracing::debug!(target: "semel", %error, "sweeping failed; retrying later");
+                    } else {
+                        tracing::warn!(target: "semel", %error, "sweeping failed; retrying later");
+                    }
                     break;
                 }
             }
         }
+        pause = interval.max(instant().saturating_duration_since(begun) * SWEEP_SHARE);
     }
 }
 

@@ -36,7 +36,10 @@ pub(super) struct HotCache {
 struct Entry {
     fingerprint: Fingerprint,
     outcome: Arc<Outcome>,
+    /// When the cache drops it.
     until: Instant,
+    /// When its retention ends.
+    expires_at: Instant,
 }
 
 #[derive(Clone)]
@@ -50,7 +53,11 @@ impl Weighter<KeyId, Entry> for ByBytes {
 
 /// The cached state of a key.
 pub(super) enum Hit {
-    Replay(Arc<Outcome>),
+    Replay {
+        outcome: Arc<Outcome>,
+        /// How long the outcome is still given.
+        expires_in: Duration,
+    },
     /// The key was used with another payload.
     Conflict,
     Miss,
@@ -83,12 +90,16 @@ impl HotCache {
         if !self.trusted.load(Ordering::Acquire) {
             return Hit::Miss;
         }
+        let now = instant();
         match self.cache.get(&id) {
-            Some(entry) if entry.until <= instant() => {
+            Some(entry) if entry.until <= now => {
                 self.cache.remove(&id);
                 Hit::Miss
             }
-            Some(entry) if entry.fingerprint == *fingerprint => Hit::Replay(entry.outcome),
+            Some(entry) if entry.fingerprint == *fingerprint => {
+                let expires_in = entry.expires_at.saturating_duration_since(now);
+                Hit::Replay { outcome: entry.outcome, expires_in }
+            }
             Some(_) => Hit::Conflict,
             None => Hit::Miss,
         }
@@ -110,7 +121,8 @@ impl HotCache {
         let gate = self.gate(id).lock();
         if moment.gate == *gate {
             let until = moment.at + expires_in.min(self.max_age);
-            self.cache.insert(id, Entry { fingerprint, outcome: Arc::clone(outcome), until });
+            let expires_at = moment.at.checked_add(expires_in).unwrap_or(until);
+            self.cache.insert(id, Entry { fingerprint, outcome: Arc::clone(outcome), until, expires_at });
         }
     }
 }
@@ -162,7 +174,9 @@ mod tests {
     fn a_done_record_replays_and_another_payload_conflicts() {
         let (cache, id, fingerprint, outcome) = parts();
         cache.keep(cache.moment(id), id, fingerprint, &outcome, LONG);
-        assert!(matches!(cache.look(id, &fingerprint), Hit::Replay(found) if found == outcome));
+        assert!(
+            matches!(cache.look(id, &fingerprint), Hit::Replay { outcome: found, .. } if found == outcome)
+        );
         assert!(matches!(cache.look(id, &Fingerprint::from_bytes([2; 32])), Hit::Conflict));
     }
 
@@ -202,7 +216,7 @@ mod tests {
         assert!(matches!(cache.look(id, &fingerprint), Hit::Miss));
         cache.keep(cache.moment(id), id, fingerprint, &outcome, LONG);
         cache.trust(Trust::Confirmed);
-        assert!(matches!(cache.look(id, &fingerprint), Hit::Replay(_)), "said twice changes nothing");
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Replay { .. }), "said twice changes nothing");
     }
 
     #[test]
@@ -224,6 +238,6 @@ mod tests {
         cache.keep(slow, id, fingerprint, &outcome, Duration::from_secs(1));
         assert!(matches!(cache.look(id, &fingerprint), Hit::Miss), "over before it arrived");
         cache.keep(slow, id, fingerprint, &outcome, Duration::from_secs(60));
-        assert!(matches!(cache.look(id, &fingerprint), Hit::Replay(_)));
+        assert!(matches!(cache.look(id, &fingerprint), Hit::Replay { .. }));
     }
 }

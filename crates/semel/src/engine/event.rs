@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::hints::{RateHint, ReplayRate};
-use crate::key::{Hint, KeyId};
+use crate::key::{Hint, KeyId, Origin};
 use crate::store;
 
 /// A signal of the engine.
@@ -135,20 +135,52 @@ impl Event<'_> {
         NAMES[self.index()]
     }
 
-    /// True if an operator on call needs it in the log.
-    fn is_trouble(&self) -> bool {
-        matches!(
-            self,
-            Self::Lost
-                | Self::SelfFenced
-                | Self::CompleteFailed { .. }
-                | Self::Panicked
-                | Self::TimedOut
-                | Self::RenewFailed { .. }
-                | Self::StoreFailed { .. }
-                | Self::ReplayRateHigh { .. }
-                | Self::ReplayRateZero { .. }
-        )
+    /// The log message for an operator on call; `None` if there is nothing to do.
+    fn warning(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Lost => "claim lost: its lease expired, or another owner took it over",
+            Self::SelfFenced => "effect not started: its lease could have expired first",
+            Self::CompleteFailed { .. } => {
+                "outcome not stored: the effect happened, later callers do not get its outcome"
+            }
+            Self::Panicked => "effect panicked",
+            Self::TimedOut => "effect stopped at its time limit",
+            // It is retried, or its caller gets the error; the store logs an outage once, and a claim that is lost by it is
+            // logged.
+            Self::RenewFailed { error } | Self::StoreFailed { error }
+                if error.is_logged() || error.is_retryable() =>
+            {
+                return None;
+            }
+            Self::RenewFailed { .. } => "heartbeat failed",
+            Self::StoreFailed { .. } => "store call failed",
+            Self::ReplayRateHigh { .. } => {
+                "many calls are answered from the record: clients retry too eagerly, or time out too early"
+            }
+            Self::ReplayRateZero { .. } => {
+                "no call was answered from the record: the keys may differ between retries"
+            }
+            _ => return None,
+        })
+    }
+
+    fn error(&self) -> Option<&store::Error> {
+        match self {
+            Self::CompleteRetried { error }
+            | Self::CompleteFailed { error }
+            | Self::RenewFailed { error }
+            | Self::StoreFailed { error } => Some(error),
+            _ => None,
+        }
+    }
+
+    fn duration_ms(&self) -> Option<f64> {
+        match self {
+            Self::Waited { waited: length } | Self::Completed { took: length } => {
+                Some(length.as_secs_f64() * 1e3)
+            }
+            _ => None,
+        }
     }
 }
 
@@ -224,13 +256,8 @@ impl Events {
 
     fn tell(&self, subject: &Subject, event: &Event<'_>) {
         self.counts[event.index()].fetch_add(1, Ordering::Relaxed);
-        let Subject { namespace, id, hint } = subject;
+        log(subject, event);
         let name = event.name();
-        if event.is_trouble() {
-            tracing::warn!(target: "semel", outcome = name, operation = namespace, %id, key = %hint, detail = ?event);
-        } else {
-            tracing::debug!(target: "semel", outcome = name, operation = namespace, %id, key = %hint, detail = ?event);
-        }
         for observer in &self.observers {
             // Called from heartbeats and destructors: a panic there would lose a claim or end the process.
             let told = std::panic::catch_unwind(AssertUnwindSafe(|| observer.event(subject, event)));
@@ -242,6 +269,28 @@ impl Events {
 
     pub(super) fn stats(&self) -> Stats {
         Stats(std::array::from_fn(|index| self.counts[index].load(Ordering::Relaxed)))
+    }
+}
+
+fn log(Subject { namespace, id, hint }: &Subject, event: &Event<'_>) {
+    let outcome = event.name();
+    let error = event.error().map(tracing::field::display);
+    match event.warning() {
+        None => {
+            let attempt = if let Event::Won { attempt } = event { Some(*attempt) } else { None };
+            let duration_ms = event.duration_ms();
+            tracing::debug!(target: "semel", outcome, operation = namespace, %id, key = %hint, error, attempt, duration_ms);
+        }
+        Some(message) => {
+            // Heartbeats and other work in the background run outside of the request's span.
+            let request_id = hint.origin().and_then(Origin::request_id);
+            let rate = if let Event::ReplayRateHigh { rate } = event { Some(*rate) } else { None };
+            let calls = if let Event::ReplayRateZero { calls } = event { Some(*calls) } else { None };
+            tracing::warn!(
+                target: "semel", outcome, operation = namespace, %id, key = %hint, request_id, error, rate, calls,
+                "{message}"
+            );
+        }
     }
 }
 

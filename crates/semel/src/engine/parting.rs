@@ -46,7 +46,8 @@ impl EngineInner {
         let limit = || give_up.min(instant() + patience);
         self.background.before(limit, self.store.apply(id, command)).await.unwrap_or_else(|| {
             let store = self.store.as_ref();
-            Err(store::Error::new(ErrorKind::Ambiguous, format!("no answer from {store} in {patience:?}")))
+            let ms = patience.as_millis();
+            Err(store::Error::new(ErrorKind::Ambiguous, format!("no answer from {store} in {ms} ms")))
         })
     }
 

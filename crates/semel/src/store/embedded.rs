@@ -26,6 +26,7 @@ mod sweep;
 mod table;
 #[cfg(test)]
 mod tests;
+mod transfer;
 mod wal;
 mod writer;
 
@@ -42,7 +43,9 @@ pub(crate) use self::job::Writing;
 use self::reader::Readers;
 use self::schema::ConnectionRole;
 use self::table::{RowError, fact};
+pub use self::transfer::EmbeddedReader;
 use self::writer::WriterShared;
+use super::transfer::apply_closed;
 use super::{
     BoxFuture, Durability, Error, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store, Swept, Watch,
 };
@@ -262,6 +265,9 @@ impl Store for EmbeddedStore {
             {
                 return Ok(ruling);
             }
+            if let Some(refusal) = self.shared.transfer.refusal(&command, self) {
+                return apply_closed(self.get(id).await?, &command, refusal);
+            }
             self.shared.command(id, command).await
         })
     }
@@ -333,22 +339,33 @@ impl MarkStore for EmbeddedStore {
     }
 
     fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
-        Box::pin(self.write(move |writing| {
-            raise_mark(writing.transaction(), mark, value).map_err(|error| writing.explain(&error))
-        }))
+        Box::pin(async move {
+            if let Some(refusal) = self.shared.transfer.moved(self) {
+                return Err(refusal);
+            }
+            self.write(move |writing| {
+                raise_mark(writing.transaction(), mark, value).map_err(|error| writing.explain(&error))
+            })
+            .await
+        })
     }
 }
 
 fn keep_secret(writing: &Writing<'_>, candidate: &Secret) -> Result<Secret, RowError> {
-    match table::read_meta(writing.transaction(), fact::SECRET)? {
-        Some(kept) => match kept.try_into() {
-            Ok(bytes) => Ok(Secret::from_bytes(bytes)),
-            Err(_) => Err(table::bad_fact(fact::SECRET.as_bytes(), &[], "it has not 32 bytes")),
-        },
+    match read_secret(writing.transaction())? {
+        Some(kept) => Ok(kept),
         None => {
             table::write_meta(writing.transaction(), fact::SECRET, candidate.expose())?;
             Ok(candidate.clone())
         }
+    }
+}
+
+fn read_secret(connection: &rusqlite::Connection) -> Result<Option<Secret>, RowError> {
+    let Some(kept) = table::read_meta(connection, fact::SECRET)? else { return Ok(None) };
+    match kept.try_into() {
+        Ok(bytes) => Ok(Some(Secret::from_bytes(bytes))),
+        Err(_) => Err(table::bad_fact(fact::SECRET.as_bytes(), &[], "it has not 32 bytes")),
     }
 }
 

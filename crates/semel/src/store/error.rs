@@ -10,6 +10,7 @@ pub struct Error {
     kind: ErrorKind,
     message: String,
     retry_after: Option<Duration>,
+    is_logged: bool,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -41,6 +42,9 @@ pub enum ErrorKind {
     /// changed, and no claim is granted until the process is restarted, because the same keys have other ids
     /// elsewhere.
     SecretDiffers,
+    /// The records were moved to another store, or are being copied into this one. Nothing was changed, and no claim
+    /// is granted.
+    Moved,
     /// The store was closed.
     Closed,
 }
@@ -48,7 +52,7 @@ pub enum ErrorKind {
 impl Error {
     /// An error of this kind. The message names the cause and the remedy; it never contains a key or a body.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), retry_after: None, source: None }
+        Self { kind, message: message.into(), retry_after: None, is_logged: false, source: None }
     }
 
     /// Adds the cause.
@@ -65,6 +69,31 @@ impl Error {
         self
     }
 
+    /// Marks an error whose cause the store has logged.
+    #[must_use]
+    pub fn logged(mut self) -> Self {
+        self.is_logged = true;
+        self
+    }
+
+    /// True if the store has logged the cause, once for all errors that it has: an outage, or a loss of data. Do not log
+    /// each of them at a level that wakes somebody.
+    pub const fn is_logged(&self) -> bool {
+        self.is_logged
+    }
+
+    /// The same error for another caller, without its source.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        Self {
+            kind: self.kind,
+            message: self.message.clone(),
+            retry_after: self.retry_after,
+            is_logged: self.is_logged,
+            source: None,
+        }
+    }
+
     /// When to retry, if the store knows.
     pub const fn retry_after(&self) -> Option<Duration> {
         self.retry_after
@@ -73,6 +102,12 @@ impl Error {
     /// True if a limit on new keys refused a claim. The store works and serves known keys.
     pub const fn is_over_limit(&self) -> bool {
         matches!(self.kind, ErrorKind::OverCapacity | ErrorKind::TooManyNewKeys)
+    }
+
+    /// True if the store is reachable and other processes protect its keys. An effect that ran without a claim would run
+    /// in addition to theirs.
+    pub const fn is_protected_elsewhere(&self) -> bool {
+        matches!(self.kind, ErrorKind::SecretDiffers | ErrorKind::Moved)
     }
 
     /// The kind of failure.

@@ -91,7 +91,8 @@ impl GivenSecret {
              made a new secret. Nothing is claimed, because effects would run twice: restart this process, and configure \
              a secret so that this cannot happen again"
         );
-        Error::new(ErrorKind::SecretDiffers, message)
+        // `found` logs it.
+        Error::new(ErrorKind::SecretDiffers, message).logged()
     }
 }
 

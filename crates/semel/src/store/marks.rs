@@ -30,6 +30,11 @@ impl MarkId {
         Self(id)
     }
 
+    /// The id with these bytes, for one that was read from a store.
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
     /// The bytes of the id.
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0

@@ -1,6 +1,7 @@
 //! The memory store: the rules over a sharded map. Fast, and lost with the process.
 
 mod shard;
+mod transfer;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,6 +10,7 @@ use std::sync::{Arc, Weak};
 
 use self::shard::Shard;
 use super::local::Local;
+use super::transfer::{TransferState, TransferWatch, apply_closed};
 use super::{
     BoxFuture, Durability, Error, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store, Swept, Watch,
 };
@@ -33,6 +35,8 @@ pub struct MemoryStore {
     sweep_next: AtomicUsize,
     marks: Mutex<BTreeMap<MarkId, u64>>,
     secret: Mutex<Option<Secret>>,
+    state: Mutex<TransferState>,
+    transfer: TransferWatch,
     clock: Arc<dyn Clock>,
     local: Local,
 }
@@ -57,6 +61,8 @@ impl MemoryStore {
             sweep_next: AtomicUsize::new(0),
             marks: Mutex::default(),
             secret: Mutex::default(),
+            state: Mutex::default(),
+            transfer: TransferWatch::default(),
             clock: Arc::new(clock),
             local: Local::default(),
         }
@@ -157,7 +163,12 @@ fn outcome_bytes(record: &Record) -> u64 {
 
 impl Store for MemoryStore {
     fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
-        Box::pin(async move { Ok(self.apply_now(id, &command)) })
+        Box::pin(async move {
+            match self.transfer.refusal(&command, self) {
+                None => Ok(self.apply_now(id, &command)),
+                Some(refusal) => apply_closed(self.get(id).await?, &command, refusal),
+            }
+        })
     }
 
     fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {
@@ -250,6 +261,9 @@ impl MarkStore for MemoryStore {
 
     fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
         Box::pin(async move {
+            if let Some(refusal) = self.transfer.moved(self) {
+                return Err(refusal);
+            }
             let mut marks = self.marks.lock();
             let stands = marks.entry(mark).or_insert(value);
             *stands = value.max(*stands);

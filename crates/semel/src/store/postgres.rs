@@ -55,6 +55,7 @@ mod secret;
 mod shared;
 mod sql;
 mod sweep;
+mod transfer;
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -62,8 +63,8 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use semel_postgres::PostgresError;
 pub use semel_postgres::{AsyncCommit, Pooling};
+use semel_postgres::{PostgresError, connect};
 use sqlx::Row as _;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout};
@@ -80,11 +81,13 @@ use self::queue::{CommandQueue, Item};
 use self::row::PgRowError;
 use self::shared::StoreShared;
 use super::inline::Inline;
+use super::transfer::apply_closed;
 use super::{
     BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store,
     Swept, Watch,
 };
 use crate::key::KeyId;
+use crate::outage::Availability;
 use crate::record::{Command, Ruling};
 use crate::secret::Secret;
 
@@ -95,8 +98,8 @@ use crate::secret::Secret;
 /// ends that thread without waiting for it.
 ///
 /// # Failures
-/// - The server does not answer: [`ErrorKind::Unavailable`] after the builder's `patience`. The store recovers by
-///   itself.
+/// - The server does not answer: [`ErrorKind::Unavailable`], for the first calls after the builder's `timeout`. From
+///   then on the outage is known: it is logged once, and calls fail at once until the server answers again.
 /// - A connection breaks during a command: the store reads the record again to learn the result, and returns
 ///   [`ErrorKind::Ambiguous`] only if that was not possible in time.
 /// - A standby, `synchronous_commit = off`, an old server, missing privileges: refused on every new connection, with
@@ -183,10 +186,44 @@ impl PostgresStore {
         Ok(Self { shared, claims, writes, lone, stop })
     }
 
+    /// Executes a command: a single claim directly, the others in a lane.
+    async fn execute(&self, id: KeyId, command: Command) -> Result<Ruling, Error> {
+        match command {
+            Command::Claim(claim) => match self.lone.try_permit(&self.shared, &self.claims) {
+                Some(pass) => {
+                    let (shared, claims) = (Arc::clone(&self.shared), Arc::clone(&self.claims));
+                    let work = lone::claim(shared, claims, pass, id, claim);
+                    Inline::new(self.shared.runtime.clone(), work).await
+                }
+                None => self.run_in_lane(&self.claims, id, Command::Claim(claim)).await,
+            },
+            Command::Settle(_) | Command::Forget(_) | Command::Reexecute => {
+                let (lone, timeout) = (Arc::clone(&self.lone), self.shared.settings.timeout);
+                let ended = async move {
+                    lone.end(timeout).await;
+                    Ok(())
+                };
+                self.run_on_thread(ended).await?;
+                self.run_in_lane(&self.claims, id, command).await
+            }
+            Command::Begin(_)
+            | Command::Renew(_)
+            | Command::Complete { .. }
+            | Command::Release(_)
+            | Command::Bind(_)
+            | Command::Abandon(_) => self.run_in_lane(&self.writes, id, command).await,
+        }
+    }
+
+    /// Refuses a call during an outage.
+    fn check_available(&self) -> Result<(), PostgresError> {
+        self.shared.availability.refusal().map_or(Ok(()), |message| Err(PostgresError::outage(message)))
+    }
+
     /// Executes a command in a lane's next batch.
     async fn run_in_lane(&self, queue: &CommandQueue, id: KeyId, command: Command) -> Result<Ruling, Error> {
         let (answer, answered) = oneshot::channel();
-        let deadline = Instant::now() + self.shared.settings.patience;
+        let deadline = Instant::now() + self.shared.settings.timeout;
         queue.push(Item::new(id, command, deadline, answer))?;
         answered.await.unwrap_or_else(|_| Err(lone::closed()))
     }
@@ -197,6 +234,7 @@ impl PostgresStore {
         T: Send + 'static,
         F: Future<Output = Result<T, PostgresError>> + Send + 'static,
     {
+        self.check_available()?;
         match self.shared.runtime.spawn(work).await {
             Ok(result) => result.map_err(Error::from),
             Err(_) => Err(Error::new(ErrorKind::Closed, "the PostgreSQL store was closed")),
@@ -205,16 +243,20 @@ impl PostgresStore {
 }
 
 async fn start(settings: Arc<Settings>) -> Result<Started, PostgresError> {
-    let mut link = OwnConnection::new(Arc::clone(&settings));
-    schema::MIGRATION.apply(link.connect().await?, &settings).await?;
-    let side = semel_postgres::pool(&settings.connection);
-    let shared = Arc::new(StoreShared::new(Arc::clone(&settings), side, tokio::runtime::Handle::current()));
+    let connected = timeout(settings.timeout, connect(&settings)).await;
+    let mut connection = connected.unwrap_or_else(|_| Err(PostgresError::unreachable(&settings.target)))?;
+    schema::MIGRATION.apply(&mut connection, &settings).await?;
+    let availability = Availability::of_postgres(&settings.connection, "store");
+    let runtime = tokio::runtime::Handle::current();
+    let shared = Arc::new(StoreShared::new(Arc::clone(&settings), Arc::clone(&availability), runtime));
+    shared.read_transfer().await?;
     let (claims, writes) = (Arc::new(CommandQueue::new()), Arc::new(CommandQueue::new()));
-    let lone = Arc::new(Lone::new(&settings));
-    let lanes =
-        [(Lane::Claims, &claims, link), (Lane::Writes, &writes, OwnConnection::new(Arc::clone(&settings)))];
-    for (lane, queue, link) in lanes {
+    let lone = Arc::new(Lone::new(&settings, &availability));
+    for (lane, queue, connection) in
+        [(Lane::Claims, &claims, Some(connection)), (Lane::Writes, &writes, None)]
+    {
         let (shared, queue) = (Arc::clone(&shared), Arc::clone(queue));
+        let link = OwnConnection::new(Arc::clone(&settings), Arc::clone(&availability), connection);
         let last = LoneClaimResult::Nothing;
         tokio::spawn(LaneTask { lane, shared, queue, link, alone: 0, last, failures: 0 }.run());
     }
@@ -226,7 +268,7 @@ async fn start(settings: Arc<Settings>) -> Result<Started, PostgresError> {
         tokio::spawn(listen::send_heartbeats(Arc::clone(&shared), pulse));
         tokio::spawn(listen::arm(Arc::clone(&shared)));
         // Without it waiters poll, so the store can start.
-        let _ = timeout(settings.patience, listening).await;
+        let _ = timeout(settings.timeout, listening).await;
     }
     Ok(Started { shared, claims, writes, lone })
 }
@@ -238,7 +280,7 @@ async fn remove_process(shared: &StoreShared) {
             let query = shared.settings.query(&shared.settings.statements.leave);
             let _ = shared.fetch(query.bind(shared.process.as_slice())).await;
         }
-        shared.side.close().await;
+        shared.close().await;
     };
     let _ = timeout(Duration::from_millis(250), left).await;
 }
@@ -257,7 +299,13 @@ const PAGE: usize = 200;
 async fn scan(shared: &StoreShared, query: Scan) -> Result<Page, PgRowError> {
     let after = query.after.map(|id| id.as_bytes().to_vec()).unwrap_or_default();
     let asked = query.limit.clamp(1, PAGE);
-    let statement = shared.settings.query(&shared.settings.statements.scan);
+    let statements = &shared.settings.statements;
+    // Records in progress have their own index.
+    let statement = match query.phase {
+        Some(phase) if phase.is_in_progress() => &statements.scan_in_progress,
+        _ => &statements.scan,
+    };
+    let statement = shared.settings.query(statement);
     let rows = shared.fetch(statement.bind(after).bind(i64::try_from(asked).unwrap_or(i64::MAX))).await?;
     let mut page = Page::default();
     for row in &rows {
@@ -275,31 +323,22 @@ async fn scan(shared: &StoreShared, query: Scan) -> Result<Page, PgRowError> {
 impl Store for PostgresStore {
     fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
         Box::pin(async move {
-            match command {
-                Command::Claim(claim) => match self.lone.try_permit(&self.shared, &self.claims) {
-                    Some(pass) => {
-                        let (shared, claims) = (Arc::clone(&self.shared), Arc::clone(&self.claims));
-                        let work = lone::claim(shared, claims, pass, id, claim);
-                        Inline::new(self.shared.runtime.clone(), work).await
-                    }
-                    None => self.run_in_lane(&self.claims, id, Command::Claim(claim)).await,
-                },
-                Command::Settle(_) | Command::Forget(_) | Command::Reexecute => {
-                    let (lone, patience) = (Arc::clone(&self.lone), self.shared.settings.patience);
-                    let ended = async move {
-                        lone.end(patience).await;
-                        Ok(())
-                    };
-                    self.run_on_thread(ended).await?;
-                    self.run_in_lane(&self.claims, id, command).await
-                }
-                Command::Begin(_)
-                | Command::Renew(_)
-                | Command::Complete { .. }
-                | Command::Release(_)
-                | Command::Bind(_)
-                | Command::Abandon(_) => self.run_in_lane(&self.writes, id, command).await,
+            self.check_available()?;
+            if let Some(refusal) = self.shared.transfer.refusal(&command, self) {
+                return apply_closed(self.get(id).await?, &command, refusal);
             }
+            let is_begin = matches!(command, Command::Begin(_));
+            let ruling = self.execute(id, command).await?;
+            match ruling {
+                Ruling::Won(_) => {}
+                Ruling::Accepted { .. } if is_begin => {}
+                ruling => return Ok(ruling),
+            }
+            if self.shared.transfer.is_confirmed() {
+                return Ok(ruling);
+            }
+            // Boxed: it is rare, and two more calls.
+            Box::pin(self.confirm_open(id, ruling)).await
         })
     }
 
@@ -343,9 +382,8 @@ impl Store for PostgresStore {
         let shared = Arc::clone(&self.shared);
         Box::pin(self.run_on_thread(async move {
             let query = shared.settings.query(&shared.settings.statements.used_bytes);
-            let rows = shared.fetch(query).await;
-            let bytes =
-                rows.and_then(|rows| rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get::<i64, _>(0));
+            let rows = shared.fetch(query).await?;
+            let bytes = rows.first().ok_or(sqlx::Error::RowNotFound).and_then(|row| row.try_get::<i64, _>(0));
             let bytes = bytes.map_err(|error| shared.settings.explain(&error))?;
             Ok(u64::try_from(bytes).ok())
         }))
@@ -364,8 +402,8 @@ impl MarkStore for PostgresStore {
         let shared = Arc::clone(&self.shared);
         Box::pin(self.run_on_thread(async move {
             let query = shared.settings.query(&shared.settings.statements.read_mark);
-            let rows = shared.fetch(query.bind(mark.as_bytes().as_slice())).await;
-            let value = rows.and_then(|rows| rows.first().map(|row| row.try_get::<i64, _>(0)).transpose());
+            let rows = shared.fetch(query.bind(mark.as_bytes().as_slice())).await?;
+            let value = rows.first().map(|row| row.try_get::<i64, _>(0)).transpose();
             let value = value.map_err(|error| shared.settings.explain(&error))?;
             Ok(value.map(|value| u64::try_from(value).unwrap_or(0)))
         }))
@@ -373,17 +411,28 @@ impl MarkStore for PostgresStore {
 
     fn raise_mark(&self, mark: MarkId, value: u64) -> BoxFuture<'_, Result<u64, Error>> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(self.run_on_thread(async move {
+        let raise = self.run_on_thread(async move {
             let Ok(value) = i64::try_from(value) else {
                 return Err(PostgresError::setup("a high-water mark in PostgreSQL must be below 2^63"));
             };
             let query = shared.settings.query(&shared.settings.statements.raise_mark);
-            let rows = shared.fetch(query.bind(mark.as_bytes().as_slice()).bind(value)).await;
+            let rows = shared.fetch(query.bind(mark.as_bytes().as_slice()).bind(value)).await?;
             let stands =
-                rows.and_then(|rows| rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get::<i64, _>(0));
+                rows.first().ok_or(sqlx::Error::RowNotFound).and_then(|row| row.try_get::<i64, _>(0));
             let stands = stands.map_err(|error| shared.settings.explain(&error))?;
+            // See `crate::store::transfer`: a mark counts as a claim does.
+            if !shared.transfer.is_confirmed() {
+                shared.read_transfer().await?;
+            }
             Ok(u64::try_from(stands).unwrap_or(0))
-        }))
+        });
+        Box::pin(async move {
+            let stands = match self.shared.transfer.moved(self) {
+                None => raise.await?,
+                Some(refusal) => return Err(refusal),
+            };
+            self.shared.transfer.moved(self).map_or(Ok(stands), Err)
+        })
     }
 }
 

@@ -25,6 +25,7 @@ mod secret;
 mod side;
 #[cfg(all(test, feature = "testkit"))]
 mod timed_tests;
+mod transfer;
 mod without_script;
 
 use std::fmt;
@@ -36,7 +37,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
-pub use self::builder::{OnStoreLoss, RedisBuilder};
+pub use self::builder::{OnStoreLoss, RedisBuilder, RedisContent};
 use self::caches::Caches;
 pub use self::client::{Effect, RedisClient, RedisClientBuilder, RedisScript};
 use self::clock::ServerClock;
@@ -53,13 +54,15 @@ use self::script::{Dialect, Rules, ScriptReply};
 pub(super) use self::side::{Side, SideThread, Wake};
 use self::without_script::Guess;
 use super::given::GivenSecret;
+use super::transfer::{TransferWatch, apply_closed};
 use super::{
     BoxFuture, Durability, Error, ErrorKind, Invalidate, MarkId, MarkStore, Page, Scan, Snapshot, Store,
     Swept, Wakeups, Watch,
 };
 use crate::backoff::Backoff;
 use crate::key::KeyId;
-use crate::record::{self, Command, Fence, Ruling};
+use crate::outage::Availability;
+use crate::record::{Command, Ruling};
 use crate::secret::Secret;
 use crate::time::{Timestamp, instant};
 
@@ -71,8 +74,12 @@ const CACHES_LIVE: Duration = Duration::from_secs(10);
 ///
 /// All its work runs on its own thread, so a busy caller starves no heartbeat, and a dropped call leaves no reply
 /// that another call would read.
+///
+/// While the server does not answer, calls fail at once with [`ErrorKind::Unavailable`]. The outage and its end are logged
+/// once. In a cluster, calls are still sent, because other shards may answer.
 pub struct RedisStore {
     shared: Arc<Shared>,
+    availability: Arc<Availability>,
     /// The runtime of the store's thread.
     runtime: Handle,
     calls: UnboundedSender<ThreadCall>,
@@ -117,6 +124,7 @@ struct Shared {
     clock: ServerClock,
     health: ServerHealth,
     given: GivenSecret,
+    transfer: TransferWatch,
     guess: Guess,
     completions: Completions,
     listing: IdListing,
@@ -148,8 +156,16 @@ impl RedisStore {
         self.shared.health.has_lost_data()
     }
 
-    /// Runs work on the store's own thread. If the call is dropped, the work still completes.
+    /// Runs work on the store's own thread, unless there is an outage.
     fn run<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> BoxFuture<'_, Result<T, Error>> {
+        Box::pin(self.availability.guard(self.run_on_thread(work)))
+    }
+
+    /// Runs work on the store's own thread. If the call is dropped, the work still completes.
+    fn run_on_thread<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> BoxFuture<'_, Result<T, Error>> {
@@ -182,7 +198,11 @@ impl Shared {
         let (script, arguments) = (self.rules.script(command), script::arguments(command));
         if !matches!(command, Command::Claim(_)) {
             let answer = self.link.call(numbered, script, key, &arguments, CallReach::Write).await?;
-            return script::ruling(command, answer);
+            let ruling = script::ruling(command, answer)?;
+            if let (Command::Begin(_), Ruling::Accepted { .. }) = (command, &ruling) {
+                self.confirm_open(numbered).await?;
+            }
+            return Ok(ruling);
         }
         let secret = self.secret_query();
         let (answer, kept) =
@@ -199,11 +219,7 @@ impl Shared {
         command: &Command,
         refusal: Error,
     ) -> Result<Ruling, Error> {
-        let Some(Snapshot { record, now, .. }) = self.get(id).await? else { return Err(refusal) };
-        match record::apply(&mut Some(record), command, now, Fence::default()) {
-            Ruling::Won(_) => Err(refusal),
-            ruling => Ok(ruling),
-        }
+        apply_closed(self.get(id).await?, command, refusal)
     }
 
     async fn get(&self, id: KeyId) -> Result<Option<Snapshot>, Error> {
@@ -274,12 +290,21 @@ impl Shared {
     }
 
     async fn raise_mark(&self, mark: MarkId, value: u64) -> Result<u64, Error> {
+        if let Some(refusal) = self.transfer.moved(&self.name) {
+            return Err(refusal);
+        }
         let mut numbered = self.link.connection().await?;
         let key = self.names.mark(mark);
         let arguments = [b"mark".to_vec(), format!("{value:020}").into_bytes()];
         let answer =
             self.link.call(&mut numbered, &self.rules.marks, &key, &arguments, CallReach::Write).await?;
         self.replicas.wait_for_replicas(&self.link, &mut numbered, &key).await?;
+        if !self.transfer.is_confirmed() {
+            self.read_transfer(&mut numbered).await?;
+            if let Some(refusal) = self.transfer.moved(&self.name) {
+                return Err(refusal);
+            }
+        }
         mark_value(&answer)
     }
 }
@@ -303,7 +328,7 @@ fn number(value: &Value) -> i64 {
 
 impl Store for RedisStore {
     fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
-        plan::apply(self, id, command)
+        Box::pin(async move { self.availability.guard(plan::apply(self, id, command)).await })
     }
 
     fn get(&self, id: KeyId) -> BoxFuture<'_, Result<Option<Snapshot>, Error>> {

@@ -322,7 +322,7 @@ impl Tiers {
             Err(error) if error.kind() == ErrorKind::Corrupt => None,
             Err(error) => {
                 self.counters.failed.add();
-                self.breaker.open(period, self.redis.name(), &error);
+                self.breaker.open(period, &error);
                 None
             }
         }

@@ -20,3 +20,5 @@ mod postgres;
 mod redis;
 #[cfg(all(feature = "postgres", feature = "redis"))]
 mod tiered;
+#[cfg(all(feature = "embedded", feature = "postgres", feature = "redis"))]
+mod transfer;

@@ -64,8 +64,8 @@ async fn win(store: &RedisStore, id: KeyId) -> Grant {
 
 /// Calls again and again until it is as wanted.
 async fn eventually<T>(what: &str, mut call: impl AsyncFnMut() -> Option<T>) -> T {
-    let patience = Duration::from_secs(30);
-    let found = tokio::time::timeout(patience, async {
+    let timeout = Duration::from_secs(30);
+    let found = tokio::time::timeout(timeout, async {
         loop {
             if let Some(found) = call().await {
                 return found;
@@ -73,5 +73,5 @@ async fn eventually<T>(what: &str, mut call: impl AsyncFnMut() -> Option<T>) -> 
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });
-    found.await.unwrap_or_else(|_| panic!("{what}: not within {patience:?}"))
+    found.await.unwrap_or_else(|_| panic!("{what}: not within {timeout:?}"))
 }

@@ -40,8 +40,8 @@ impl Servers {
     }
 
     fn builder_at(&self, redis: &str) -> TieredBuilder {
-        let postgres = PostgresStore::builder(self.postgres.url()).patience(Duration::from_secs(20));
-        TieredStore::builder(postgres, RedisStore::builder(redis)).redis_patience(Duration::from_secs(5))
+        let postgres = PostgresStore::builder(self.postgres.url()).timeout(Duration::from_secs(20));
+        TieredStore::builder(postgres, RedisStore::builder(redis)).redis_timeout(Duration::from_secs(5))
     }
 
     async fn open(&self) -> Arc<TieredStore> {
@@ -117,8 +117,8 @@ fn text(body: &str) -> Arc<Outcome> {
 
 /// Calls again and again until it is as wanted.
 async fn eventually<T>(what: &str, mut call: impl AsyncFnMut() -> Option<T>) -> T {
-    let patience = Duration::from_secs(30);
-    let found = tokio::time::timeout(patience, async {
+    let timeout = Duration::from_secs(30);
+    let found = tokio::time::timeout(timeout, async {
         loop {
             if let Some(found) = call().await {
                 return found;
@@ -126,5 +126,5 @@ async fn eventually<T>(what: &str, mut call: impl AsyncFnMut() -> Option<T>) -> 
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });
-    found.await.unwrap_or_else(|_| panic!("{what}: not within {patience:?}"))
+    found.await.unwrap_or_else(|_| panic!("{what}: not within {timeout:?}"))
 }

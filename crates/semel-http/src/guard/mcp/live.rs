@@ -17,6 +17,7 @@ use semel::engine::Running;
 use serde_json::value::RawValue;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use super::super::read::{ReadStop, Resumed, Whole, within};
 use super::super::{Answered, Inner, Steering};
@@ -66,7 +67,8 @@ impl Inner {
         let mut head = stream.head.clone();
         head.headers.remove(CONTENT_LENGTH);
         let answer = Response::from_parts(head, Body::stream(Live { told, rest: None }));
-        drop(tokio::spawn(Arc::clone(self).pump(route, Arc::clone(call), stream, tell)));
+        let pump = Arc::clone(self).pump(route, Arc::clone(call), stream, tell);
+        drop(tokio::spawn(pump.in_current_span()));
         (answer, AnswerOutcome::Ran)
     }
 

@@ -9,13 +9,13 @@ use semel::store::rusqlite::{self, CachedStatement, Statement, ToSql};
 
 use super::columns::{Columns, micros};
 use super::work::{Done, Fault, Work};
-use crate::delivery::{Delivery, DeliveryState};
-use crate::ledger::sql::page::{before, exactly, look_at};
+use crate::delivery::Delivery;
+use crate::ledger::sql::page::before;
 use crate::ledger::sql::{Database, FromRow, Statements, Value};
-use crate::ledger::{DeliveryFilter, Error, Page};
+use crate::ledger::{Error, Page};
 
 impl Work<'_> {
-    fn prepare(&self, sql: &str, with: &[Value<'_>]) -> rusqlite::Result<CachedStatement<'_>> {
+    pub(super) fn prepare(&self, sql: &str, with: &[Value<'_>]) -> rusqlite::Result<CachedStatement<'_>> {
         let mut statement = self.sql.prepare_cached(sql)?;
         for (number, value) in (1..).zip(with) {
             bind(&mut statement, &format!("${number}"), value)?;
@@ -84,17 +84,6 @@ impl Database for Work<'_> {
     fn run<'a>(&'a mut self, sql: &'static str, with: &[Value<'_>]) -> BoxFuture<'a, Result<u64, Fault>> {
         let changed = self.prepare(sql, with).and_then(|mut statement| statement.raw_execute());
         Box::pin(std::future::ready(changed.map(|rows| rows as u64).map_err(Fault::from)))
-    }
-
-    fn page_rows(_: &Page) -> i64 {
-        look_at()
-    }
-
-    fn delivery_rows(filter: &DeliveryFilter, page: &Page) -> i64 {
-        let DeliveryFilter { event, target, tenant, states } = filter;
-        // Whether the index that is used finds nothing but what is wanted.
-        let by_state = event.is_none() && tenant.is_none() && !states.contains(&DeliveryState::Done);
-        if target.is_none() && (states.is_empty() || by_state) { exactly(page) } else { look_at() }
     }
 
     fn delivery_cursor(number: i64, _: &Delivery) -> String {

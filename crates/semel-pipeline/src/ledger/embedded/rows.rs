@@ -26,7 +26,7 @@ pub(super) struct Row {
     pub(super) deliver_until: Option<Timestamp>,
     pub(super) attempts: u32,
     pub(super) crashes: u32,
-    /// Attempts of all rounds that count.
+    /// Attempts that count, also those before a replay.
     pub(super) total_attempts: u32,
     /// The number of the last attempt, counted or not.
     pub(super) last_attempt: u32,

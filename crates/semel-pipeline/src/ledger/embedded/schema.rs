@@ -6,11 +6,15 @@ use semel::store::rusqlite::{self, Connection, OptionalExtension as _};
 use semel::store::{Error, ErrorKind};
 
 /// The version of the tables that this code writes.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// What leads from one version to the next: the first entry makes version 1.
-const STEPS: [&str; VERSION as usize] =
-    [include_str!("schema_1.sql"), include_str!("schema_2.sql"), include_str!("schema_3.sql")];
+const STEPS: [&str; VERSION as usize] = [
+    include_str!("schema_1.sql"),
+    include_str!("schema_2.sql"),
+    include_str!("schema_3.sql"),
+    include_str!("schema_4.sql"),
+];
 
 /// Brings the file to the present version, inside the caller's transaction.
 ///

@@ -1,28 +1,31 @@
 //! How attempts end, and what else that ends: dead letters, items of replay jobs.
 
+use std::time::Duration;
+
 use semel::store::rusqlite::{self, params};
+use semel::time::Timestamp;
 
 use super::broken;
 use super::columns::{length, micros};
 use super::database::now;
 use super::rows::Row;
 use super::work::{Done, Work};
-use crate::delivery::{AttemptClass, DeliveryState, Ending, Holding, Said, Settle};
+use crate::delivery::{AttemptClass, DeliveryState, Ending, Holding, LeaseResult, Settle};
 use crate::id::{JobId, LetterId};
 use crate::ledger::sql::{Columns as _, jobs};
 use crate::letter::Status;
 use crate::replay::ItemState;
 
 impl Work<'_> {
-    pub(super) fn settle(&mut self, held: Holding, settle: Settle) -> Done<Said> {
-        let Some(mut row) = self.find_row(held.delivery)? else { return Ok(Said::Lost) };
+    pub(super) fn settle(&mut self, held: Holding, settle: Settle) -> Done<LeaseResult> {
+        let Some(mut row) = self.find_row(held.delivery)? else { return Ok(LeaseResult::Lost) };
         if row.token != Some(held.token) {
-            return Ok(Said::Lost);
+            return Ok(LeaseResult::Lost);
         }
         let step = settle.step();
         if row.state != DeliveryState::Running {
             // Its own word, a second time.
-            return Ok(if row.state == step.to() { Said::Kept } else { Said::Lost });
+            return Ok(if row.state == step.to() { LeaseResult::Kept } else { LeaseResult::Lost });
         }
         self.step(&mut row, step)?;
         row.lease_until = None;
@@ -36,13 +39,13 @@ impl Work<'_> {
             Settle::Retry(ending, after) => {
                 self.end_attempt(&row, &ending)?;
                 row.error = Some(ending.error);
-                row.due_at = self.now.after(after);
+                row.due_at = self.next_due(&row, after);
             }
             Settle::Defer(after) => {
                 self.end_attempt(&row, &Ending::deferred(String::new()))?;
                 row.attempts -= 1;
                 row.total_attempts -= 1;
-                row.due_at = self.now.after(after);
+                row.due_at = self.next_due(&row, after);
             }
             Settle::Block(ending) => {
                 self.end_attempt(&row, &ending)?;
@@ -70,7 +73,14 @@ impl Work<'_> {
             }
         }
         self.save(&mut row)?;
-        Ok(Said::Kept)
+        Ok(LeaseResult::Kept)
+    }
+
+    /// When a delivery that waits is due: after this delay, or when its time to be delivered ends. Then it becomes a
+    /// dead letter.
+    fn next_due(&self, row: &Row, after: Duration) -> Timestamp {
+        let due = self.now.after(after);
+        row.deliver_until.map_or(due, |until| due.min(until))
     }
 
     /// It is done: so is its letter, and the item that released it.

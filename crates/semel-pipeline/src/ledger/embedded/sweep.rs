@@ -1,4 +1,4 @@
-//! Takes away what is over.
+//! Removes what has expired.
 
 use std::time::Duration;
 

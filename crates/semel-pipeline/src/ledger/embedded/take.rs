@@ -10,7 +10,9 @@ use super::columns::micros;
 use super::rows::Row;
 use super::work::{Done, Work};
 use super::{EmbeddedLedger, Shared, broken};
-use crate::delivery::{self, AttemptClass, DeliveryState, DeliveryStep, Ending, Holding, Said, Settle};
+use crate::delivery::{
+    self, AttemptClass, DeliveryState, DeliveryStep, Ending, Holding, LeaseResult, Settle,
+};
 use crate::id::DeliveryId;
 use crate::ledger::sql::{Columns as _, FromRow as _};
 use crate::ledger::{Answer, Take, Working};
@@ -41,11 +43,11 @@ impl Working for EmbeddedLedger {
         Box::pin(self.write(move |work, _| work.retake(delivery, &worker, lease)))
     }
 
-    fn renew(&self, held: Vec<Holding>, lease: Duration) -> Answer<'_, Vec<Said>> {
+    fn renew(&self, held: Vec<Holding>, lease: Duration) -> Answer<'_, Vec<LeaseResult>> {
         Box::pin(self.write(move |work, _| held.iter().map(|held| Ok(work.renew(*held, lease)?)).collect()))
     }
 
-    fn settle(&self, settled: Vec<(Holding, Settle)>) -> Answer<'_, Vec<Said>> {
+    fn settle(&self, settled: Vec<(Holding, Settle)>) -> Answer<'_, Vec<LeaseResult>> {
         Box::pin(self.write(move |work, _| {
             settled.into_iter().map(|(held, settle)| work.settle(held, settle)).collect()
         }))
@@ -69,7 +71,8 @@ impl EmbeddedLedger {
         self.read(|work| {
             let mut soonest: Option<Duration> = None;
             for target in targets {
-                for due in [work.next_in_lanes(target)?, work.next_lease(target)?] {
+                let in_lanes = if work.is_paused(target)? { None } else { work.next_in_lanes(target)? };
+                for due in [in_lanes, work.next_lease(target)?] {
                     let left = due.map(|due| due.left(work.now));
                     soonest = [soonest, left].into_iter().flatten().min();
                 }
@@ -101,6 +104,11 @@ impl Work<'_> {
         )
     }
 
+    fn is_paused(&self, target: &str) -> rusqlite::Result<bool> {
+        let sql = "SELECT 1 FROM ledger_pause WHERE target = ?1";
+        Ok(self.one(sql, [target], |_| Ok(()))?.is_some())
+    }
+
     /// When the next lease of a target ends.
     fn next_lease(&self, target: &str) -> rusqlite::Result<Option<Timestamp>> {
         self.one(
@@ -118,6 +126,9 @@ impl Work<'_> {
         self.write_lanes()?;
         let mut asked = Vec::with_capacity(take.targets.len());
         for (target, left) in &take.targets {
+            if self.is_paused(target)? {
+                continue;
+            }
             self.wake_lanes(target, shared)?;
             asked.push(Asked { target, left: *left, next: self.next_lane(target)? });
         }
@@ -144,7 +155,9 @@ impl Work<'_> {
 
     fn retake(&mut self, id: DeliveryId, worker: &str, lease: Duration) -> Done<Option<delivery::Work>> {
         match self.find_row(id)? {
-            Some(row) if row.state == DeliveryState::RetryWait && row.front => {
+            Some(row)
+                if row.state == DeliveryState::RetryWait && row.front && !self.is_paused(&row.target)? =>
+            {
                 self.start(row, worker, lease).map(Some)
             }
             _ => Ok(None),
@@ -207,11 +220,11 @@ impl Work<'_> {
         work.flatten().ok_or_else(|| broken(&format!("{} has no event", row.id)))
     }
 
-    fn renew(&self, held: Holding, lease: Duration) -> rusqlite::Result<Said> {
+    fn renew(&self, held: Holding, lease: Duration) -> rusqlite::Result<LeaseResult> {
         let changed = self.execute(
             "UPDATE ledger_delivery SET lease_until = ?3 WHERE id = ?1 AND token = ?2 AND state = 'running'",
             params![held.delivery.to_bytes(), held.token.to_be_bytes(), micros(self.now.after(lease))],
         )?;
-        Ok(if changed == 1 { Said::Kept } else { Said::Lost })
+        Ok(if changed == 1 { LeaseResult::Kept } else { LeaseResult::Lost })
     }
 }

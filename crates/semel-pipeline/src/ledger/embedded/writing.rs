@@ -33,6 +33,10 @@ impl Writing for Work<'_> {
         }
     }
 
+    fn wake_workers(&mut self) {
+        self.news = true;
+    }
+
     async fn key_state(&mut self, dedupe: KeyId) -> Done<KeyState> {
         Ok(self.find_key(dedupe)?)
     }
@@ -115,6 +119,19 @@ impl Writing for Work<'_> {
             self.unsettle(row.event, -1)?;
         }
         Ok(())
+    }
+
+    async fn make_due(&mut self, deliveries: &[DeliveryId]) -> Done<u64> {
+        let mut made = 0;
+        for id in deliveries {
+            let Some(mut row) = self.find_row(*id)? else { continue };
+            if row.state == DeliveryState::RetryWait && row.due_at > self.now {
+                row.due_at = self.now;
+                self.save(&mut row)?;
+                made += 1;
+            }
+        }
+        Ok(made)
     }
 
     async fn put_letters(&mut self, letters: &[NewLetter]) -> Done<Vec<LetterId>> {

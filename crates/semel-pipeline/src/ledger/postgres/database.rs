@@ -9,9 +9,9 @@ use super::link::Shared;
 use super::values::{Columns, plain};
 use crate::delivery::Delivery;
 use crate::id::DeliveryId;
-use crate::ledger::sql::page::{exactly, wrong_cursor};
+use crate::ledger::sql::page::wrong_cursor;
 use crate::ledger::sql::{Database, FromRow, Statements, Value};
-use crate::ledger::{BoxFuture, DeliveryFilter, Error, Page};
+use crate::ledger::{BoxFuture, Error, Page};
 
 /// A statement with its parameters.
 pub(super) type Prepared = Query<'static, Postgres, PgArguments>;
@@ -27,7 +27,7 @@ impl Db<'_> {
         self.shared.query(sql)
     }
 
-    fn bind(&self, sql: &'static str, with: &[Value<'_>]) -> Prepared {
+    pub(super) fn bind(&self, sql: &'static str, with: &[Value<'_>]) -> Prepared {
         with.iter().fold(self.query(sql), |query, value| match value {
             Value::Integer(number) => query.bind(*number),
             Value::Real(number) => query.bind(*number),
@@ -79,12 +79,14 @@ impl Database for Db<'_> {
         Box::pin(self.execute(query))
     }
 
-    fn page_rows(page: &Page) -> i64 {
-        exactly(page)
-    }
-
-    fn delivery_rows(_: &DeliveryFilter, page: &Page) -> i64 {
-        exactly(page)
+    /// Not prepared: a plan for all parameters could not know which part of a filter finds little.
+    async fn planned_rows<T: FromRow>(
+        &mut self,
+        sql: &'static str,
+        with: &[Value<'_>],
+    ) -> Result<Vec<T>, Fault> {
+        let query = self.bind(sql, with).persistent(false);
+        self.fetch(query).await
     }
 
     fn delivery_cursor(_: i64, delivery: &Delivery) -> String {

@@ -17,10 +17,11 @@ pub(super) enum Fault {
 /// The error of a failed call, which is ambiguous if the call may have been executed.
 pub(super) fn store_error(error: PostgresError) -> Error {
     Error::Store(match (error.kind, error.execution) {
-        (PostgresErrorKind::Unavailable, Execution::Unknown) => StoreError::new(
-            ErrorKind::Ambiguous,
-            format!("{error}; whether it was done is unknown, repeat it unchanged"),
-        ),
+        (PostgresErrorKind::Unavailable, Execution::Unknown) => {
+            let message = format!("{error}; whether it was done is unknown, repeat it unchanged");
+            let ambiguous = StoreError::new(ErrorKind::Ambiguous, message);
+            if error.is_logged() { ambiguous.logged() } else { ambiguous }
+        }
         _ => error.into(),
     })
 }

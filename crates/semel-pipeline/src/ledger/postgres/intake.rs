@@ -121,6 +121,7 @@ pub(super) async fn accept(shared: &Shared, events: &[NewEvent]) -> Result<Vec<A
         repeated |= called.repeated;
         let kept: HashSet<[u8; 16]> = called.answer.into_iter().collect();
         if !kept.is_empty() {
+            shared.availability.wrote();
             shared.news.tell();
         }
         if let Some(accepted) = judge(shared, events, kept, repeated).await? {

@@ -71,7 +71,7 @@ async fn accept_batch(shared: &Shared, calls: Vec<Vec<NewEvent>>, callers: Vec<S
 /// The same error for another caller.
 pub(super) fn copy(error: &Error) -> Error {
     match error {
-        Error::Store(error) => Error::Store(semel::store::Error::new(error.kind(), error.to_string())),
+        Error::Store(error) => Error::Store(error.copy()),
         error => Error::Refused(error.to_string()),
     }
 }

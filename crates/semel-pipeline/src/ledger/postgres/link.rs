@@ -8,13 +8,15 @@ use std::time::Duration;
 use semel::backoff::Backoff;
 use semel::batch::Batcher;
 use semel::key::KeyId;
+use semel::outage::Availability;
 use semel::store::Pooling;
-use semel_postgres::{Execution, PostgresError, PostgresSettings, Remedy};
+use semel_postgres::{Execution, PostgresError, PostgresSettings, Remedy, ReplacedPool};
+use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Postgres};
 use tokio::sync::Mutex;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
 use super::database::Db;
 use super::fault::{Fault, store_error};
@@ -28,7 +30,8 @@ use crate::ledger::{BoxFuture, Error, KeyState};
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) settings: Arc<PostgresSettings>,
-    pub(super) pool: PgPool,
+    pub(super) availability: Arc<Availability>,
+    pool: ReplacedPool,
     pub(super) news: News,
     pub(super) ids: Ids,
     pub(super) accepts: join::AcceptBatcher,
@@ -64,7 +67,8 @@ impl Shared {
     pub(super) fn new(settings: PostgresSettings) -> Arc<Self> {
         let settings = Arc::new(settings);
         Arc::new(Self {
-            pool: semel_postgres::pool(&settings),
+            availability: Availability::of_postgres(&settings, "ledger"),
+            pool: ReplacedPool::new(&settings),
             news: News::new(settings.schema.name()),
             settings,
             ids: Ids::default(),
@@ -90,7 +94,7 @@ impl Shared {
         Fault::Database(PostgresError::corrupt(&self.settings.target, what))
     }
 
-    /// Carries out `work`, and again where that may help, within the patience.
+    /// Carries out `work`, and again where that may help, within the timeout.
     pub(super) async fn call<A, T, W>(&self, shape: Shape, arguments: &A, work: W) -> Result<T, Error>
     where
         A: Sync + ?Sized,
@@ -112,7 +116,7 @@ impl Shared {
         T: Send,
         W: for<'c, 'd> Fn(&'c mut Db<'d>, &'c A) -> BoxFuture<'c, Result<T, Fault>> + Sync,
     {
-        let deadline = Instant::now() + self.settings.patience;
+        let deadline = Instant::now() + self.settings.timeout;
         let mut repeated = false;
         let mut backoff = Backoff::new(Duration::from_millis(3), Duration::from_millis(375));
         loop {
@@ -121,10 +125,13 @@ impl Shared {
                 Err(Fault::Answer(error)) if !repeated => return Err(error),
                 // It may be refused only because the try before it was executed.
                 Err(Fault::Answer(_)) => return Err(store_error(self.unknown())),
-                Err(Fault::Database(trouble)) => trouble,
+                Err(Fault::Database(trouble)) => self.availability.judge_error(trouble).await,
             };
             let trouble = if shape == Shape::Read { trouble.not_executed() } else { trouble };
             repeated |= trouble.execution == Execution::Unknown;
+            if trouble.remedy == Remedy::Wait {
+                return Err(store_error(if repeated { trouble.unknown() } else { trouble }));
+            }
             let may_repeat = !(repeated && shape == Shape::TransactionOnce);
             let wait = backoff.next_wait();
             if !may_repeat || trouble.remedy == Remedy::None || Instant::now() + wait >= deadline {
@@ -151,15 +158,27 @@ impl Shared {
             // Taken out: where this future is dropped midway, a connection with half an answer goes with it.
             let (mut connection, old) = match kept.take() {
                 Some(connection) => (connection, true),
-                None => (semel_postgres::connect(&self.settings).await.map_err(store_error)?, false),
+                None => {
+                    let connecting = semel_postgres::connect(&self.settings);
+                    let connected = self.availability.connect(&self.settings, connecting).await;
+                    match connected {
+                        Ok(connection) => (connection, false),
+                        Err(trouble) => {
+                            return Err(store_error(self.availability.judge_error(trouble).await));
+                        }
+                    }
+                }
             };
-            match self.run(Shape::Statement, &mut connection, arguments, &work).await {
+            let running = self.run(Shape::Statement, &mut connection, arguments, &work);
+            match self.availability.execute(&self.settings, running).await {
                 Ok(answer) => {
                     *kept = Some(connection);
                     return Ok(answer);
                 }
                 Err(Fault::Database(trouble)) if old && trouble.remedy == Remedy::Reconnect => {}
-                Err(Fault::Database(trouble)) => return Err(store_error(trouble)),
+                Err(Fault::Database(trouble)) => {
+                    return Err(store_error(self.availability.judge_error(trouble).await));
+                }
                 Err(Fault::Answer(error)) => return Err(error),
             }
         }
@@ -174,20 +193,27 @@ impl Shared {
         A: Sync + ?Sized,
         W: for<'c, 'd> Fn(&'c mut Db<'d>, &'c A) -> BoxFuture<'c, Result<T, Fault>> + Sync,
     {
-        let acquired = self.pool.acquire().await;
-        let mut connection = acquired.map_err(|error| {
-            PostgresError::connecting(&self.settings.target, self.settings.options.get_username(), &error)
-        })?;
-        // Longer than the server's own limit: it knows better what it did.
-        let limit = self.settings.patience * 2 + Duration::from_millis(500);
-        let done = timeout(limit, self.run(shape, &mut connection, arguments, work)).await;
-        let result = done.unwrap_or_else(|_| Err(PostgresError::timed_out(&self.settings.target).into()));
+        let mut connection = self.connection().await?;
+        let running = self.run(shape, &mut connection, arguments, work);
+        let result = self.availability.execute(&self.settings, running).await;
         if let Err(Fault::Database(trouble)) = &result
-            && (trouble.remedy == Remedy::Reconnect || trouble.execution == Execution::Unknown)
+            && (matches!(trouble.remedy, Remedy::Reconnect | Remedy::Wait)
+                || trouble.execution == Execution::Unknown)
         {
             connection.close_on_drop();
         }
         result
+    }
+
+    /// A connection of the pool.
+    pub(super) async fn connection(&self) -> Result<PoolConnection<Postgres>, PostgresError> {
+        let pool = self.pool.get(self.availability.ended_outages());
+        let acquiring = async {
+            pool.acquire().await.map_err(|error| {
+                PostgresError::connecting(&self.settings.target, self.settings.options.get_username(), &error)
+            })
+        };
+        self.availability.connect(&self.settings, acquiring).await
     }
 
     async fn run<A, T, W>(

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use semel::backoff::Backoff;
 use semel::store::Pooling;
-use semel_postgres::Subscription;
+use semel_postgres::{PostgresError, Subscription};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
@@ -102,6 +102,24 @@ impl News {
     }
 }
 
+impl Shared {
+    async fn notify_others(&self) -> Result<(), PostgresError> {
+        let mut connection = self.connection().await?;
+        let notify = sqlx::query("SELECT pg_notify($1, $2)")
+            .persistent(self.settings.pooling == Pooling::Direct)
+            .bind(&self.news.channel)
+            .bind(&self.news.process)
+            .execute(&mut *connection);
+        let notifying =
+            async { notify.await.map_err(|error| PostgresError::statement(&self.settings.target, &error)) };
+        let notified = self.availability.execute(&self.settings, notifying).await;
+        if notified.is_err() {
+            connection.close_on_drop();
+        }
+        notified.map(drop)
+    }
+}
+
 /// Carries this process's news to the others, as long as the ledger lives.
 pub(super) async fn speak(shared: Weak<Shared>) {
     loop {
@@ -110,13 +128,7 @@ pub(super) async fn speak(shared: Weak<Shared>) {
         if timeout(Duration::from_secs(1), alive.news.to_tell.notified()).await.is_err() {
             continue;
         }
-        let said = sqlx::query("SELECT pg_notify($1, $2)")
-            .persistent(alive.settings.pooling == Pooling::Direct)
-            .bind(&alive.news.channel)
-            .bind(&alive.news.process)
-            .execute(&alive.pool)
-            .await;
-        if let Err(error) = said {
+        if let Err(error) = alive.notify_others().await {
             tracing::debug!(%error, "other processes could not be told of new work; they poll");
         }
         drop(alive);
@@ -130,7 +142,12 @@ pub(super) async fn listen(shared: Weak<Shared>) {
     loop {
         let Some(alive) = shared.upgrade() else { return };
         let (settings, channel) = (Arc::clone(&alive.settings), alive.news.channel.clone());
+        let availability = Arc::clone(&alive.availability);
         drop(alive);
+        if availability.refusal().is_some() {
+            backoff.wait().await;
+            continue;
+        }
         match Subscription::open(&settings, &channel).await {
             Ok(mut subscription) => {
                 backoff.reset();
@@ -143,6 +160,8 @@ pub(super) async fn listen(shared: Weak<Shared>) {
                     alive.news.receive(&payload);
                 }
                 subscription.close().await;
+                // Often the first sign of an outage.
+                availability.report();
             }
             Err(error) => tracing::debug!(%error, "cannot listen yet"),
         }

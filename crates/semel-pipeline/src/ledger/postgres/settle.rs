@@ -9,7 +9,7 @@ use super::ids::Ids;
 use super::link::{Shape, Shared};
 use super::take;
 use super::values::{micros, plain};
-use crate::delivery::{AttemptClass, DeliveryState, Ending, Holding, Said, Settle};
+use crate::delivery::{AttemptClass, DeliveryState, Ending, Holding, LeaseResult, Settle};
 use crate::ledger::Error;
 use crate::ledger::sql::jobs;
 use crate::letter::{Cause, PARKED_AFTER, Signature};
@@ -20,8 +20,8 @@ const SETTLE: &str = r"
 WITH settled AS (
   UPDATE ledger_delivery AS d SET state = s.state, waits = s.state = 'retry_wait', lease_until = NULL,
     attempts = d.attempts - (s.class = 'deferred')::integer,
-    due_at = CASE WHEN s.state = 'retry_wait' THEN statement_timestamp() + s.delay * interval '1 microsecond'
-      ELSE d.due_at END,
+    due_at = CASE WHEN s.state = 'retry_wait'
+      THEN least(statement_timestamp() + s.delay * interval '1 microsecond', d.deliver_until) ELSE d.due_at END,
     completed_at = CASE WHEN s.state = 'retry_wait' THEN NULL ELSE statement_timestamp() END,
     error = CASE WHEN s.class = 'deferred' AND s.state = 'retry_wait' THEN d.error WHEN s.class = 'success' THEN NULL
       ELSE s.error END,
@@ -95,14 +95,17 @@ ON CONFLICT (id) DO UPDATE SET cause = excluded.cause, error = excluded.error, s
   attempts = excluded.attempts, last_attempt_at = excluded.last_attempt_at, failed_replays = l.failed_replays + 1,
   status = CASE WHEN l.failed_replays + 1 >= $5 THEN 'parked' ELSE 'pending' END, updated_at = excluded.updated_at";
 
-pub(super) async fn settle(shared: &Shared, settled: &[(Holding, Settle)]) -> Result<Vec<Said>, Error> {
+pub(super) async fn settle(
+    shared: &Shared,
+    settled: &[(Holding, Settle)],
+) -> Result<Vec<LeaseResult>, Error> {
     if settled.is_empty() {
         return Ok(Vec::new());
     }
     let words = Words::new(&shared.ids, settled);
     let shape = if words.concerns_more() { Shape::Transaction } else { Shape::Statement };
     let kept = shared.call(shape, &words, |db, words| Box::pin(write(db, words))).await?;
-    let mut answers = vec![Said::Lost; settled.len()];
+    let mut answers = vec![LeaseResult::Lost; settled.len()];
     keep(&mut answers, &kept);
     if kept.len() < settled.len() {
         let before = shared.call(Shape::Read, &words, |db, words| Box::pin(said_before(db, words))).await?;
@@ -114,10 +117,10 @@ pub(super) async fn settle(shared: &Shared, settled: &[(Holding, Settle)]) -> Re
     Ok(answers)
 }
 
-fn keep(answers: &mut [Said], kept: &[usize]) {
+fn keep(answers: &mut [LeaseResult], kept: &[usize]) {
     for n in kept {
         if let Some(answer) = answers.get_mut(*n) {
-            *answer = Said::Kept;
+            *answer = LeaseResult::Kept;
         }
     }
 }

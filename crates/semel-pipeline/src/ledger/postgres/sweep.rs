@@ -1,4 +1,4 @@
-//! Takes away what is over, a bounded number of rows in each call.
+//! Removes what has expired, a bounded number of rows in each call.
 //!
 //! Events are looked at in the order in which they came, from where the last call stopped: what stays (a letter that nobody
 //! has dealt with) is not looked at again until all others were.
@@ -60,6 +60,8 @@ WITH over AS MATERIALIZED (
   ORDER BY j.number LIMIT $2 FOR UPDATE OF j SKIP LOCKED
 ), items AS (
   DELETE FROM ledger_item AS i USING over AS o WHERE i.job = o.id
+), totals AS (
+  DELETE FROM ledger_item_total AS t USING over AS o WHERE t.job = o.id
 )
 DELETE FROM ledger_job AS j USING over AS o WHERE j.id = o.id";
 

@@ -18,7 +18,7 @@ use super::database::Db;
 use super::fault::Fault;
 use super::link::{Shape, Shared};
 use super::values::{check_text, integer, micros};
-use crate::delivery::{Holding, Said, Work};
+use crate::delivery::{Holding, LeaseResult, Work};
 use crate::id::DeliveryId;
 use crate::ledger::sql::{Columns, FromRow};
 use crate::ledger::{Error, Take};
@@ -29,6 +29,13 @@ macro_rules! first_of_its_lane {
         "(d.lane IS NULL OR (NOT EXISTS (SELECT FROM ledger_delivery AS p WHERE p.lane = d.lane AND p.number < d.number \
            AND p.state NOT IN ('done', 'dlq', 'cancelled')) \
          AND NOT EXISTS (SELECT FROM ledger_delivery AS p WHERE p.lane = d.lane AND p.state = 'running')))"
+    };
+}
+
+/// The target of this expression is not paused.
+macro_rules! not_paused {
+    ($target:literal) => {
+        concat!("NOT EXISTS (SELECT FROM ledger_pause AS z WHERE z.target = ", $target, ")")
     };
 }
 
@@ -49,6 +56,9 @@ const TAKE: &str = concat!(
 WITH RECURSIVE asked AS MATERIALIZED (
   SELECT a.target, least(a.most, $3) AS most, t.tenant AS last
   FROM unnest($1::text[], $2::integer[]) AS a(target, most) LEFT JOIN ledger_turn AS t ON t.target = a.target
+  WHERE ",
+    not_paused!("a.target"),
+    r"
 ), lapsed AS (
   UPDATE ledger_delivery AS d SET state = 'retry_wait', waits = true, due_at = statement_timestamp(), crashes = d.crashes + 1,
     token = NULL, lease_until = NULL, error = 'its worker was gone before it ended'
@@ -152,6 +162,8 @@ WITH taken AS (
     lease_until = statement_timestamp() + $2 * interval '1 microsecond',
     started_at = coalesce(d.started_at, statement_timestamp())
   WHERE d.id = $1 AND d.state = 'retry_wait' AND d.waits AND ",
+    not_paused!("d.target"),
+    " AND ",
     first_of_its_lane!(),
     r"
   RETURNING d.id, d.event, d.target, d.tenant, d.attempts, d.crashes, d.last_attempt, d.epoch, d.token, d.job,
@@ -186,6 +198,8 @@ const NEXT_DUE: &str = concat!(
 SELECT (extract(epoch FROM min(x.at) - statement_timestamp()) * 1000000)::bigint
 FROM unnest($1::text[]) AS a(target) CROSS JOIN LATERAL (
   (SELECT d.due_at AS at FROM ledger_delivery AS d WHERE d.target = a.target AND d.waits AND ",
+    not_paused!("a.target"),
+    " AND ",
     first_of_its_lane!(),
     r" ORDER BY d.due_at, d.number LIMIT 1)
   UNION ALL
@@ -302,13 +316,20 @@ fn gather(rows: Vec<(i64, Option<Work>)>) -> (i64, Vec<Work>) {
 }
 
 /// Renews leases on the connection for heartbeats.
-pub(super) async fn renew(shared: &Shared, held: &[Holding], lease: Duration) -> Result<Vec<Said>, Error> {
+pub(super) async fn renew(
+    shared: &Shared,
+    held: &[Holding],
+    lease: Duration,
+) -> Result<Vec<LeaseResult>, Error> {
     if held.is_empty() {
         return Ok(Vec::new());
     }
     let arguments = (held, lease);
     let kept = shared.call_apart(&arguments, |db, asked| Box::pin(renew_once(db, asked))).await?;
-    Ok(held.iter().map(|held| if kept.contains(held) { Said::Kept } else { Said::Lost }).collect())
+    Ok(held
+        .iter()
+        .map(|held| if kept.contains(held) { LeaseResult::Kept } else { LeaseResult::Lost })
+        .collect())
 }
 
 async fn renew_once(db: &mut Db<'_>, (held, lease): &(&[Holding], Duration)) -> Result<Vec<Holding>, Fault> {

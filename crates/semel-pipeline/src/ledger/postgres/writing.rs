@@ -14,7 +14,7 @@ use crate::event::{Event, Generation, NewEvent};
 use crate::id::{DeliveryId, EventId, JobId, LetterId};
 use crate::ledger::rules::{self, Cancelled};
 use crate::ledger::sql::writing::{ItemResult, Writing};
-use crate::ledger::sql::{Database as _, bigint, jobs, to_json};
+use crate::ledger::sql::{Database as _, Value, bigint, jobs, to_json};
 use crate::ledger::{Arrival, Error, KeyState};
 use crate::letter::{Cause, NewLetter, Signature, Status};
 use crate::replay::{ItemState, NewJob, Planned, ReplayMode};
@@ -32,6 +32,10 @@ UPDATE ledger_delivery SET state = 'cancelled', waits = false, completed_at = st
 
 const PUT_OFF: &str = r"
 UPDATE ledger_delivery SET due_at = statement_timestamp() + $2 * interval '1 microsecond' WHERE event = $1";
+
+const MAKE_DUE: &str = r"
+UPDATE ledger_delivery SET due_at = statement_timestamp()
+WHERE id = ANY($1) AND state = 'retry_wait' AND due_at > statement_timestamp()";
 
 const SAVE_NOTES: &str = r"
 UPDATE ledger_event SET tags = $2, metadata = $3::json, changes = $4, version = version + 1 WHERE id = $1";
@@ -187,6 +191,11 @@ impl Writing for Db<'_> {
         let ended = self.fetch(query).await?;
         jobs::end(self, ended).await?;
         self.execute(self.query(NEXT_IN_LANES_OF).bind(ids)).await.map(drop)
+    }
+
+    async fn make_due(&mut self, deliveries: &[DeliveryId]) -> Result<u64, Fault> {
+        let ids = deliveries.iter().map(|id| id.to_bytes()).collect();
+        self.run(MAKE_DUE, &[Value::Ids(ids)]).await
     }
 
     async fn put_letters(&mut self, letters: &[NewLetter]) -> Result<Vec<LetterId>, Fault> {

@@ -1,6 +1,6 @@
 //! Replay jobs: making them, looking at them, and what people want of them.
 
-use super::page::{after, before, exactly};
+use super::page::{after, before};
 use super::plan::plan;
 use super::reading::audit;
 use super::writing::Writing;
@@ -20,8 +20,7 @@ pub(crate) async fn job<D: Database>(db: &mut D, id: JobId) -> Result<JobRecord,
 }
 
 pub(crate) async fn jobs<D: Database>(db: &mut D, page: &Page) -> Result<Paged<JobRecord>, D::Fault> {
-    let with = [before(page)?.into(), exactly(page).into()];
-    db.page(D::SQL.jobs, &with, page, |number, _| number.to_string(), |_| true).await
+    db.page(D::SQL.jobs, (before(page)?.into(), &[]), page, |number, _| number.to_string()).await
 }
 
 pub(crate) async fn running<D: Database>(db: &mut D) -> Result<Vec<JobId>, D::Fault> {
@@ -34,9 +33,9 @@ pub(crate) async fn items<D: Database>(
     page: &Page,
 ) -> Result<Paged<JobItem>, D::Fault> {
     let state = job(db, id).await?.state;
-    let with = [id.to_bytes().into(), after(page)?.into(), exactly(page).into()];
+    let with = (after(page)?.into(), &[id.to_bytes().into()][..]);
     let mut found: Paged<JobItem> =
-        db.page(super::ITEMS, &with, page, |position, _| position.to_string(), |_| true).await?;
+        db.page(super::ITEMS, with, page, |position, _| position.to_string()).await?;
     for item in &mut found.items {
         item.state = seen_in(state, item.state);
     }

@@ -3,14 +3,14 @@
 use semel::time::Timestamp;
 
 use super::page::before;
-use super::reading::{self, audit, is_wanted};
+use super::reading::{self, audit};
 use super::writing::Writing;
 use super::{Columns, Database, FromRow, Value, not_found};
 use crate::delivery::DeliveryState;
 use crate::event::NewEvent;
 use crate::id::LetterId;
 use crate::ledger::{AuditLine, LetterFilter, Page, Paged, rules};
-use crate::letter::{Cause, FailureGroup, Letter, LetterStory, NewLetter, Signature, Status};
+use crate::letter::{Cause, FailureGroup, FailureGroups, Letter, LetterStory, NewLetter, Signature, Status};
 
 pub(crate) async fn story<D: Database>(db: &mut D, id: LetterId) -> Result<Option<LetterStory>, D::Fault> {
     let found: Option<(i64, Letter)> = db.first(D::SQL.letter, &[id.to_bytes().into()]).await?;
@@ -29,20 +29,9 @@ pub(crate) async fn letters<D: Database>(
     page: &Page,
 ) -> Result<Paged<Letter>, D::Fault> {
     let LetterFilter { status, tenant, target, signature } = filter;
-    let with = [
-        before(page)?.into(),
-        D::page_rows(page).into(),
-        tenant.into(),
-        target.into(),
-        status.map(Status::as_str).into(),
-        signature.into(),
-    ];
-    let wanted = |letter: &Letter| {
-        is_wanted(status.as_ref(), &letter.status)
-            && is_wanted(tenant.as_ref(), &letter.tenant)
-            && (target.is_none() || *target == letter.target)
-    };
-    db.page((D::SQL.letters)(filter), &with, page, |number, _| number.to_string(), wanted).await
+    let parts = [tenant.into(), target.into(), status.map(Status::as_str).into(), signature.into()];
+    let with = (before(page)?.into(), &parts[..]);
+    db.filtered_page((D::SQL.letters)(filter), with, page, |number, _| number.to_string()).await
 }
 
 pub(crate) async fn unmirrored<D: Database>(
@@ -82,17 +71,20 @@ impl FromRow for GroupPart {
 pub(crate) async fn groups<D: Database>(
     db: &mut D,
     filter: &LetterFilter,
-) -> Result<Vec<FailureGroup>, D::Fault> {
+) -> Result<FailureGroups, D::Fault> {
     let LetterFilter { status, tenant, target, signature } = filter;
-    let with = [status.map(Status::as_str).into(), tenant.into(), target.into(), signature.into()];
+    let status = status.map(Status::as_str);
+    let with = [status.into(), tenant.into(), target.into(), signature.into()];
+    let (sql, more, of_status) = match status {
+        None => (super::GROUPS, super::MORE_LETTERS, &[][..]),
+        Some(_) => (super::GROUPS_IN_STATUS, super::MORE_LETTERS_IN_STATUS, &with[..1]),
+    };
+    let is_partial = !db.planned_rows::<()>(more, of_status).await?.is_empty();
     let mut groups: Vec<GroupPart> = Vec::new();
-    for part in db.rows::<GroupPart>(super::GROUPS, &with).await? {
+    for part in db.planned_rows::<GroupPart>(sql, &with).await? {
         let one = part.group;
         match groups.last_mut() {
-            Some(GroupPart { group, newest })
-                if (&group.signature, &group.target, group.cause)
-                    == (&one.signature, &one.target, one.cause) =>
-            {
+            Some(GroupPart { group, newest }) if group.signature == one.signature => {
                 group.counts.extend(one.counts);
                 group.first_at = group.first_at.min(one.first_at);
                 group.last_at = group.last_at.max(one.last_at);
@@ -105,7 +97,7 @@ pub(crate) async fn groups<D: Database>(
     }
     let mut groups: Vec<FailureGroup> = groups.into_iter().map(|part| part.group).collect();
     groups.sort_by_key(|group| std::cmp::Reverse(group.counts.iter().map(|(_, count)| *count).sum::<u64>()));
-    Ok(groups)
+    Ok(FailureGroups { groups, is_partial })
 }
 
 pub(crate) async fn put<D: Writing>(db: &mut D, letters: &[NewLetter]) -> Result<Vec<LetterId>, D::Fault> {

@@ -3,13 +3,15 @@
 //! A cursor names the last row that was read. Rows get growing numbers, so rows that are added while somebody pages come
 //! before the first page, and move nothing in the later ones.
 
+use super::Value;
 use crate::ledger::{Error, Page, Paged};
-
-/// The most rows that are read for one page: a filter that finds little does not hold up its thread.
-const LOOK_AT: usize = 4_096;
 
 /// The most items of a page, whatever was asked for.
 const LONGEST: u32 = 1_000;
+
+/// How many rows a page looks at before the last one, where not every row is an item: a filter that finds little does not hold
+/// up its caller.
+pub(crate) const LOOKED_AT: i64 = 4_095;
 
 /// The number before which a page begins, for listings that go down.
 pub(crate) fn before(page: &Page) -> Result<i64, Error> {
@@ -32,45 +34,36 @@ pub(crate) fn wrong_cursor() -> Error {
     )
 }
 
-/// How many rows to ask for where not every row is an item.
-#[cfg(feature = "embedded")]
-pub(crate) fn look_at() -> i64 {
-    i64::try_from(LOOK_AT + 1).unwrap_or(i64::MAX)
+fn limit(page: &Page) -> u32 {
+    page.limit.clamp(1, LONGEST)
 }
 
-/// How many rows to ask for where every row is an item: one more than fit, to know whether there are more.
-pub(crate) fn exactly(page: &Page) -> i64 {
-    i64::from(page.limit.clamp(1, LONGEST)) + 1
+/// How many rows to ask for: one more than fit, to know whether there are more.
+pub(crate) fn rows(page: &Page) -> i64 {
+    i64::from(limit(page)) + 1
 }
 
-/// Gathers a page.
-pub(crate) struct Listing<T> {
-    items: Vec<T>,
-    limit: usize,
-    looked_at: usize,
-    last: Option<String>,
-    more: bool,
+/// A row before all others of a listing that begins at `start`.
+pub(crate) fn before_all(start: &Value<'_>) -> Value<'static> {
+    match start {
+        Value::Bytes(_) => Value::Bytes(Some(Vec::new())),
+        _ => Value::Integer(i64::MIN),
+    }
 }
 
-impl<T> Listing<T> {
-    pub(crate) fn of(page: &Page) -> Self {
-        let limit = page.limit.clamp(1, LONGEST) as usize;
-        Self { items: Vec::new(), limit, looked_at: 0, last: None, more: false }
-    }
-
-    /// Adds a row, which is an item or not one that is wanted. Answers whether to go on.
-    pub(crate) fn look(&mut self, cursor: String, item: Option<T>) -> bool {
-        if self.items.len() >= self.limit || self.looked_at >= LOOK_AT {
-            self.more = true;
-            return false;
-        }
-        self.looked_at += 1;
-        self.last = Some(cursor);
-        self.items.extend(item);
-        true
-    }
-
-    pub(crate) fn end(self) -> Paged<T> {
-        Paged { items: self.items, next: self.last.filter(|_| self.more) }
-    }
+/// The page of these rows. `end` is the cursor of the last row that was looked at, if there may be more behind it.
+pub(crate) fn paged<T>(
+    mut rows: Vec<(i64, T)>,
+    page: &Page,
+    end: Option<String>,
+    cursor: impl Fn(i64, &T) -> String,
+) -> Paged<T> {
+    let limit = limit(page) as usize;
+    let next = if rows.len() > limit {
+        rows.truncate(limit);
+        rows.last().map(|(number, item)| cursor(*number, item))
+    } else {
+        end
+    };
+    Paged { items: rows.into_iter().map(|(_, item)| item).collect(), next }
 }

@@ -1,18 +1,16 @@
 //! Looking: events, deliveries, the audit log, numbers.
 
+use std::collections::HashMap;
+use std::time::Duration;
+
 use semel::key::KeyId;
 
-use super::page::{before, exactly};
+use super::page::before;
 use super::{Database, Value, not_found};
-use crate::delivery::{self, Delivery, DeliveryAttempt, DeliveryHistory};
+use crate::delivery::{self, Delivery, DeliveryAttempt, DeliveryHistory, DeliveryState};
 use crate::event::Event;
 use crate::id::{DeliveryId, EventId, EventKind};
 use crate::ledger::{AuditLine, Audited, DeliveryFilter, EventFilter, Page, Paged, Totals};
-
-/// Whether an item has what a filter asks for.
-pub(crate) fn is_wanted<T: PartialEq>(wanted: Option<&T>, has: &T) -> bool {
-    wanted.is_none_or(|wanted| wanted == has)
-}
 
 /// An event with its number.
 pub(crate) async fn numbered_event<D: Database>(
@@ -32,20 +30,21 @@ pub(crate) async fn events<D: Database>(
     page: &Page,
 ) -> Result<Paged<Event>, D::Fault> {
     let EventFilter { kind, tenant, event_type, tag } = filter;
-    let with = [
-        before(page)?.into(),
-        D::page_rows(page).into(),
-        kind.map(EventKind::as_str).into(),
-        tenant.into(),
-        event_type.into(),
-        tag.into(),
-    ];
-    let wanted = |event: &Event| {
-        is_wanted(kind.as_ref(), &event.new.id.kind())
-            && is_wanted(tenant.as_ref(), &event.new.tenant)
-            && is_wanted(event_type.as_ref(), &event.new.event_type)
-    };
-    db.page((D::SQL.events)(filter), &with, page, |number, _| number.to_string(), wanted).await
+    let parts = [kind.map(EventKind::as_str).into(), tenant.into(), event_type.into(), tag.into()];
+    let with = (before(page)?.into(), &parts[..]);
+    db.filtered_page((D::SQL.events)(filter), with, page, |number, _| number.to_string()).await
+}
+
+/// The states of the deliveries of events.
+pub(crate) async fn delivery_states<D: Database>(
+    db: &mut D,
+    events: &[EventId],
+) -> Result<Vec<(EventId, DeliveryState, u64)>, D::Fault> {
+    let ids: HashMap<[u8; 16], EventId> = events.iter().map(|event| (event.to_bytes(), *event)).collect();
+    let asked = Value::Ids(ids.keys().copied().collect());
+    let counted: Vec<([u8; 16], DeliveryState, u64)> = db.rows(D::SQL.states_of, &[asked]).await?;
+    let known = |(id, state, count)| ids.get(&id).map(|event| (*event, state, count));
+    Ok(counted.into_iter().filter_map(known).collect())
 }
 
 pub(crate) async fn delivery<D: Database>(
@@ -97,20 +96,14 @@ pub(crate) async fn deliveries<D: Database>(
     page: &Page,
 ) -> Result<Paged<Delivery>, D::Fault> {
     let DeliveryFilter { event, target, tenant, states } = filter;
-    let with = [
-        D::deliveries_before(page)?,
-        D::delivery_rows(filter, page).into(),
+    let parts = [
         target.into(),
         tenant.into(),
         Value::Texts(states.iter().map(|state| state.as_str()).collect()),
         event.map(EventId::to_bytes).into(),
     ];
-    let wanted = |delivery: &Delivery| {
-        is_wanted(target.as_ref(), &delivery.target)
-            && is_wanted(tenant.as_ref(), &delivery.tenant)
-            && (states.is_empty() || states.contains(&delivery.state))
-    };
-    db.page((D::SQL.deliveries)(filter), &with, page, D::delivery_cursor, wanted).await
+    let with = (D::deliveries_before(page)?, &parts[..]);
+    db.filtered_page((D::SQL.deliveries)(filter), with, page, D::delivery_cursor).await
 }
 
 pub(crate) async fn find_events<D: Database>(
@@ -137,16 +130,25 @@ pub(crate) async fn audit_log<D: Database>(
     subject: Option<&str>,
     page: &Page,
 ) -> Result<Paged<Audited>, D::Fault> {
-    let mut with = vec![before(page)?.into(), exactly(page).into()];
-    with.extend(subject.map(Value::from));
+    let more: Vec<Value<'_>> = subject.map(Value::from).into_iter().collect();
     let sql = if subject.is_some() { super::AUDIT_LOG_OF } else { super::AUDIT_LOG };
-    db.page(sql, &with, page, |number, _| number.to_string(), |_| true).await
+    db.page(sql, (before(page)?.into(), &more), page, |number, _| number.to_string()).await
+}
+
+/// Removes old lines of the audit log.
+pub(crate) async fn sweep_audit<D: Database>(
+    db: &mut D,
+    keep: Duration,
+    limit: u32,
+) -> Result<u64, D::Fault> {
+    let keep = i64::try_from(keep.as_micros()).unwrap_or(i64::MAX / 2);
+    db.run(D::SQL.sweep_audit, &[keep.into(), i64::from(limit).into()]).await
 }
 
 pub(crate) async fn totals<D: Database>(db: &mut D) -> Result<Totals, D::Fault> {
     Ok(Totals {
         deliveries: db.rows(D::SQL.delivery_totals, &[]).await?,
-        oldest_due: db.first(D::SQL.oldest_due, &[]).await?.flatten(),
+        due: db.rows(D::SQL.oldest_due, &[]).await?,
         letters: db.rows(D::SQL.letter_totals, &[]).await?,
     })
 }

@@ -11,13 +11,13 @@ macro_rules! sql_ledger {
             use semel::fingerprint::Fingerprint;
             use semel::key::KeyId;
 
-            use crate::delivery::{Delivery, DeliveryHistory};
+            use crate::delivery::{Delivery, DeliveryHistory, DeliveryState};
             use crate::event::{Event, Generation, NewEvent};
             use crate::id::{DeliveryId, EventId, JobId, LetterId};
             use crate::ledger::sql::traits::methods;
-            use crate::ledger::sql::{jobs, letters, plan, reading, release, runs};
+            use crate::ledger::sql::{control, jobs, letters, plan, reading, release, runs};
             use crate::ledger::*;
-            use crate::letter::{FailureGroup, Letter, LetterStory, NewLetter};
+            use crate::letter::{FailureGroups, Letter, LetterStory, NewLetter};
             use crate::replay::{JobItem, JobOrder, JobRecord, NewJob, Planned, ReplayMode, Selection};
 
             impl Ledger for $ledger {}
@@ -29,10 +29,31 @@ macro_rules! sql_ledger {
                     Read: delivery(id: DeliveryId) -> Option<DeliveryHistory> = reading::delivery[*id];
                     Read: deliveries(filter: DeliveryFilter, page: Page) -> Paged<Delivery>
                         = reading::deliveries[filter, page];
+                    Read: delivery_states(events: Vec<EventId>) -> Vec<(EventId, DeliveryState, u64)>
+                        = reading::delivery_states[events];
                     Read: deliveries_of(event: EventId) -> Vec<DeliveryHistory> = reading::deliveries_of[*event];
                     Read: find_events(request_id: Option<String>, dedupe: Option<KeyId>, tags: Vec<String>) -> Vec<EventId>
                         = reading::find_events[request_id.as_deref(), *dedupe, tags];
                     Read: totals() -> Totals = reading::totals[];
+                }
+            }
+
+            impl TargetControl for $ledger {
+                methods! {
+                    Transaction: pause_target(target: String, line: AuditLine) -> TargetPause = control::pause[target, line];
+                    Read: paused_targets() -> Vec<TargetPause> = control::paused[];
+                }
+
+                fn resume_target(&self, target: String, line: AuditLine) -> Answer<'_, Option<TargetPause>> {
+                    self.wake(self.call(Shape::Transaction, (target, line), |db, (target, line)| {
+                        Box::pin(control::resume(db, target, line))
+                    }))
+                }
+
+                fn retry_now(&self, deliveries: Vec<DeliveryId>) -> Answer<'_, u64> {
+                    self.wake(self.call(Shape::Transaction, (deliveries,), |db, (deliveries,)| {
+                        Box::pin(control::retry_now(db, deliveries))
+                    }))
                 }
             }
 
@@ -49,7 +70,7 @@ macro_rules! sql_ledger {
                     Transaction: put(letters: Vec<NewLetter>) -> Vec<LetterId> = letters::put[letters];
                     Read: letter(id: LetterId) -> Option<LetterStory> = letters::story[*id];
                     Read: letters(filter: LetterFilter, page: Page) -> Paged<Letter> = letters::letters[filter, page];
-                    Read: groups(filter: LetterFilter) -> Vec<FailureGroup> = letters::groups[filter];
+                    Read: groups(filter: LetterFilter) -> FailureGroups = letters::groups[filter];
                     Transaction: discard(id: LetterId, line: AuditLine) -> () = letters::discard[*id, line];
                     Transaction: restore(id: LetterId, line: AuditLine) -> () = letters::restore[*id, line];
                     Transaction: edit(id: LetterId, copy: NewEvent, line: AuditLine) -> LetterId

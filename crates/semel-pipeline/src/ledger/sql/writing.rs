@@ -21,6 +21,9 @@ pub(crate) trait Writing: Database {
     /// The refusal in a fault, or the fault itself where the database failed.
     fn refusal(fault: Self::Fault) -> Result<Error, Self::Fault>;
 
+    /// Tells workers to look for work once the transaction has ended, where the database does that.
+    fn wake_workers(&mut self) {}
+
     /// Refuses text that a column cannot hold.
     fn check_text(_what: &str, _text: &str) -> Result<(), Error> {
         Ok(())
@@ -54,6 +57,9 @@ pub(crate) trait Writing: Database {
 
     /// Cancels deliveries, with their letters and the items that released them.
     async fn cancel_deliveries(&mut self, deliveries: &[DeliveryId]) -> Result<(), Self::Fault>;
+
+    /// Makes those of these deliveries due that wait for a retry later than now. Answers how many.
+    async fn make_due(&mut self, deliveries: &[DeliveryId]) -> Result<u64, Self::Fault>;
 
     /// Writes letters without a delivery, each message once. Answers the ids they are kept under.
     async fn put_letters(&mut self, letters: &[NewLetter]) -> Result<Vec<LetterId>, Self::Fault>;

@@ -12,7 +12,9 @@ use semel::key::{Hint, KeyId};
 use semel::secret::Secret;
 use semel::time::{Clock, ManualClock, SystemClock};
 
-use crate::delivery::{AttemptClass, DeliveryHistory, DeliveryState, Ending, Holding, Said, Settle, Work};
+use crate::delivery::{
+    AttemptClass, DeliveryHistory, DeliveryState, Ending, Holding, LeaseResult, Settle, Work,
+};
 use crate::event::{Accepted, Dedupe, NewEvent, Notes, Origin, Trace};
 use crate::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
 use crate::ledger::{AuditLine, BoxFuture, Ledger, Page, Take};
@@ -148,11 +150,11 @@ impl LedgerContext {
     }
 
     pub(super) async fn settle(&self, holding: Holding, settle: Settle) {
-        assert_eq!(self.say(holding, settle).await, Said::Kept);
+        assert_eq!(self.say(holding, settle).await, LeaseResult::Kept);
     }
 
     /// Reports a result of a delivery, held or not.
-    pub(super) async fn say(&self, holding: Holding, settle: Settle) -> Said {
+    pub(super) async fn say(&self, holding: Holding, settle: Settle) -> LeaseResult {
         let said = self.ledger().settle(vec![(holding, settle)]).await.expect("it can be settled");
         assert_eq!(said.len(), 1);
         said[0]

@@ -181,7 +181,7 @@ pub async fn a_drained_key_expires_when_the_buffer_said(context: &LedgerContext)
     assert_eq!(drain(context, &old, Vec::new()).await, Arrival::New);
     let found = context.ledger().find(key.id).await.expect("it can be looked for");
     assert_eq!(found.holder.map(|holder| (holder.event, holder.expired)), Some((old.id, true)));
-    assert_eq!(context.take_one().await.event, old.id, "it is delivered all the same");
+    assert_eq!(context.take_one().await.event, old.id, "it is delivered nevertheless");
 }
 
 /// An event that names a generation is written only while that generation is current.

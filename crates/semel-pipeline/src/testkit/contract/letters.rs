@@ -129,6 +129,8 @@ pub async fn groups_gather_what_failed_alike(context: &LedgerContext) {
     let last = last.expect("it has a letter");
     context.ledger().discard(last, line("discard", &last)).await.expect("it can be discarded");
     let groups = context.ledger().groups(LetterFilter::default()).await.expect("they can be grouped");
+    assert!(!groups.is_partial);
+    let groups = groups.groups;
     let sizes: Vec<u64> =
         groups.iter().map(|group| group.counts.iter().map(|(_, count)| count).sum()).collect();
     assert_eq!(sizes, [3, 1], "the largest first");
@@ -140,9 +142,19 @@ pub async fn groups_gather_what_failed_alike(context: &LedgerContext) {
     assert!(group.first_at <= group.last_at && group.error.ends_with("is locked"));
     assert_eq!(context.letter(group.sample).await.signature, group.signature);
     let filter = LetterFilter { status: Some(Status::Discarded), ..LetterFilter::default() };
-    let groups = context.ledger().groups(filter).await.expect("they can be grouped");
+    let groups = context.ledger().groups(filter).await.expect("they can be grouped").groups;
     assert_eq!(groups.len(), 1);
     assert_eq!(groups[0].counts, [(Status::Discarded, 1)]);
+    let any = LetterFilter::default();
+    for (filter, expected) in [
+        (LetterFilter { target: Some("b".to_owned()), ..any.clone() }, 1),
+        (LetterFilter { tenant: Some("acme".to_owned()), ..any.clone() }, 0),
+        (LetterFilter { signature: Some(groups[0].signature.as_str().to_owned()), ..any.clone() }, 1),
+        (LetterFilter { target: Some("b".to_owned()), status: Some(Status::Discarded), ..any }, 0),
+    ] {
+        let found = context.ledger().groups(filter.clone()).await.expect("they can be grouped").groups;
+        assert_eq!(found.len(), expected, "{filter:?}");
+    }
 }
 
 /// A discarded dead letter can be restored; both write a line in the audit log, once.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use semel::time::{Clock, SystemClock, Timestamp};
 
 use super::context::{LONG, LedgerContext, event, failed, fine, line, new_job, page};
-use crate::delivery::{DeliveryState, DeliveryStep, Holding, Said, Settle};
+use crate::delivery::{DeliveryState, DeliveryStep, Holding, LeaseResult, Settle};
 use crate::event::NewEvent;
 use crate::id::{DeliveryId, EventId, EventKind};
 use crate::ledger::{DeliveryFilter, Error, Take};
@@ -264,7 +264,7 @@ impl ContractRun<'_> {
         let known = self.deliveries.get_mut(&held.delivery).expect("what was held is known");
         let step = word.step();
         let expected = if known.token != Some(held.token) {
-            Said::Lost
+            LeaseResult::Lost
         } else if known.state == DeliveryState::Running {
             known.state = known.state.after(step).expect("what runs can end in every way");
             match word {
@@ -280,11 +280,11 @@ impl ContractRun<'_> {
             if step == DeliveryStep::Block && known.was_buried {
                 known.failed_replays += 1;
             }
-            Said::Kept
+            LeaseResult::Kept
         } else if known.state == step.to() {
-            Said::Kept
+            LeaseResult::Kept
         } else {
-            Said::Lost
+            LeaseResult::Lost
         };
         if said != expected {
             self.differ(&format!("settling {} was {said:?}, not {expected:?}", held.delivery));

@@ -177,11 +177,30 @@ pub async fn totals_count_everything(context: &LedgerContext) {
             totals.letters.iter().filter(|(of, _)| *of == status).map(|(_, count)| *count).sum();
         assert_eq!(counted, there.items.len() as u64, "{status:?}");
     }
-    let oldest = totals.oldest_due.expect("something is due");
+    let oldest = totals.oldest_due().expect("something is due");
+    assert_eq!(totals.due.iter().map(|(target, _)| target.as_str()).collect::<Vec<_>>(), ["other"]);
     assert!(oldest >= Duration::from_millis(30) && oldest < LONG, "{oldest:?}");
     let held = context.take_for(&["other"], 1).await[0].holding;
     context.settle(held, Settle::Retry(failed("no"), LONG)).await;
-    assert_eq!(context.ledger().totals().await.expect("they can be read").oldest_due, None);
+    assert_eq!(context.ledger().totals().await.expect("they can be read").oldest_due(), None);
+}
+
+/// A page of events shows how far each of them is.
+pub async fn states_of_events_are_counted(context: &LedgerContext) {
+    let targets = vec!["a".to_owned(), "b".to_owned()];
+    let one = context.accept(NewEvent { targets, ..event("a") }).await;
+    let other = context.accept(run()).await;
+    let none = context.accept(NewEvent { targets: Vec::new(), ..event("a") }).await;
+    let held = context.take_for(&["b"], 1).await[0].holding;
+    context.settle(held, Settle::Done(fine())).await;
+    let counted = context.ledger().delivery_states(vec![one, other, none]).await;
+    let mut counted = counted.expect("they can be counted");
+    counted.sort_by_key(|(event, state, _)| (*event != one, *state));
+    let expected =
+        [(one, DeliveryState::Queued, 1), (one, DeliveryState::Done, 1), (other, DeliveryState::Queued, 1)];
+    assert_eq!(counted, expected);
+    let nothing = context.ledger().delivery_states(Vec::new()).await.expect("they can be counted");
+    assert!(nothing.is_empty());
 }
 
 /// Actor, action, object, reason, time.

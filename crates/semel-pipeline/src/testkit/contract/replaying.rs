@@ -192,7 +192,11 @@ pub async fn resume_delivers_under_the_same_epoch(context: &LedgerContext) {
     let story = context.ledger().letter(letter).await.expect("it can be read").expect("it is there");
     assert_eq!(story.letter.status, Status::Replayed);
     let jobs: Vec<_> = story.attempts.iter().map(|attempt| attempt.job).collect();
-    assert_eq!(jobs, [None, Some(job.new.id)], "the attempts of both rounds, and who wanted them");
+    assert_eq!(
+        jobs,
+        [None, Some(job.new.id)],
+        "the attempts before and after the replay, and who wanted them"
+    );
 }
 
 /// Resume: a delivery that was completed meanwhile is skipped and resolved, one in progress is left.
@@ -292,8 +296,8 @@ pub async fn as_new_that_fails_carries_the_letter_on(context: &LedgerContext) {
     assert_eq!(plan.iter().map(|planned| planned.letter).collect::<Vec<_>>(), [Some(copy.id)]);
 }
 
-/// A replay has its own attempts; the attempts of all rounds are stored.
-pub async fn a_replay_begins_a_new_round(context: &LedgerContext) {
+/// A replay counts its own attempts; the attempts before it are stored too.
+pub async fn a_replay_counts_its_own_attempts(context: &LedgerContext) {
     context.publish().await;
     for _ in 0..2 {
         let held = context.take_one().await.holding;
@@ -362,5 +366,5 @@ pub async fn a_replay_of_an_expired_one_is_not_expired(context: &LedgerContext) 
     let work = context.take_one().await;
     assert!(!work.expired);
     let renewed = context.ledger().renew(vec![work.holding], LONG).await.expect("it can be renewed");
-    assert_eq!(renewed, [crate::delivery::Said::Kept]);
+    assert_eq!(renewed, [crate::delivery::LeaseResult::Kept]);
 }

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::context::{LONG, LedgerContext, SHORT, TARGET, event, failed, fine, line, take};
-use crate::delivery::{AttemptClass, DeliveryState, DeliveryStep, Ending, Holding, Impossible, Said, Settle};
+use crate::delivery::{
+    AttemptClass, DeliveryState, DeliveryStep, Ending, Holding, Impossible, LeaseResult, Settle,
+};
+use crate::event::NewEvent;
 use crate::ledger::{Change, Error};
 use crate::letter::Cause;
 use crate::replay::{ReplayAction, ReplayMode, Selection};
@@ -70,17 +73,17 @@ pub async fn a_late_worker_changes_nothing(context: &LedgerContext) {
     let nobody = Holding { delivery: crate::id::DeliveryId::from_bytes([9; 16]), token: 1 };
     let before = context.told(held.delivery).await;
     for word in every_word() {
-        assert_eq!(context.say(stranger, word.clone()).await, Said::Lost);
-        assert_eq!(context.say(nobody, word).await, Said::Lost);
+        assert_eq!(context.say(stranger, word.clone()).await, LeaseResult::Lost);
+        assert_eq!(context.say(nobody, word).await, LeaseResult::Lost);
     }
     assert_eq!(context.told(held.delivery).await, before);
     context.settle(held, Settle::Done(fine())).await;
     let before = context.told(held.delivery).await;
     // It has reported its result: another one is too late.
     for word in every_word().into_iter().skip(1) {
-        assert_eq!(context.say(held, word).await, Said::Lost);
+        assert_eq!(context.say(held, word).await, LeaseResult::Lost);
     }
-    assert_eq!(context.ledger().renew(vec![held], LONG).await.expect("it is answered"), [Said::Lost]);
+    assert_eq!(context.ledger().renew(vec![held], LONG).await.expect("it is answered"), [LeaseResult::Lost]);
     assert_eq!(context.told(held.delivery).await, before);
 }
 
@@ -92,7 +95,7 @@ pub async fn a_word_can_be_repeated(context: &LedgerContext) {
         context.settle(held, word.clone()).await;
         let before = context.told(held.delivery).await;
         let letters = context.ledger().totals().await.expect("they can be read").letters;
-        assert_eq!(context.say(held, word.clone()).await, Said::Kept, "{word:?}");
+        assert_eq!(context.say(held, word.clone()).await, LeaseResult::Kept, "{word:?}");
         assert_eq!(context.told(held.delivery).await, before, "{word:?}");
         assert_eq!(context.ledger().totals().await.expect("they can be read").letters, letters, "{word:?}");
     }
@@ -114,6 +117,21 @@ pub async fn work_given_back_does_not_count(context: &LedgerContext) {
     let (delivery, letter) = context.bury(work.holding).await;
     assert_eq!(context.letter(letter).await.attempts, 1);
     assert_eq!(context.told(delivery).await.attempts.last().map(|attempt| attempt.number), Some(4));
+}
+
+/// A delivery that expires during a long pause becomes a dead letter when it expires, not after the pause.
+pub async fn no_retry_is_due_after_its_time_ends(context: &LedgerContext) {
+    for word in [Settle::Retry(failed("it is down"), LONG), Settle::Defer(LONG)] {
+        context.accept(NewEvent { deliver_within: Some(SHORT), ..event(TARGET) }).await;
+        let work = context.take_one().await;
+        context.settle(work.holding, word.clone()).await;
+        let wait = context.ledger().next_due(vec![TARGET.to_owned()]).await.expect("it is known");
+        assert!(wait.is_some_and(|wait| wait <= SHORT), "{word:?}: {wait:?}");
+        context.pass(SHORT).await;
+        let work = context.take_one().await;
+        assert!(work.expired, "{word:?}");
+        context.settle(work.holding, Settle::Bury(failed("too late"), Cause::Expired)).await;
+    }
 }
 
 /// A dead letter that was not sent (poison, expired) has no more attempts than were made.
@@ -155,10 +173,10 @@ pub async fn only_drawn_steps_are_possible(context: &LedgerContext) {
         let before = context.told(delivery).await;
         let strange = Holding { delivery, token: 1 };
         for word in every_word() {
-            assert_eq!(context.say(strange, word.clone()).await, Said::Lost, "{state} {word:?}");
+            assert_eq!(context.say(strange, word.clone()).await, LeaseResult::Lost, "{state} {word:?}");
             if let Some(held) = held.filter(|_| state != DeliveryState::Running && word.step().to() != state)
             {
-                assert_eq!(context.say(held, word.clone()).await, Said::Lost, "{state} {word:?}");
+                assert_eq!(context.say(held, word.clone()).await, LeaseResult::Lost, "{state} {word:?}");
             }
         }
         assert_eq!(context.told(delivery).await, before, "{state}");
@@ -222,7 +240,7 @@ pub async fn batches_are_answered_one_by_one(context: &LedgerContext) {
         (held[3], Settle::Retry(failed("no"), LONG)),
     ];
     let said = context.ledger().settle(words).await.expect("they can be settled");
-    assert_eq!(said, [Said::Kept, Said::Lost, Said::Kept, Said::Kept]);
+    assert_eq!(said, [LeaseResult::Kept, LeaseResult::Lost, LeaseResult::Kept, LeaseResult::Kept]);
     let mut states = Vec::new();
     for held in held {
         states.push(context.state(held.delivery).await);
@@ -245,8 +263,8 @@ pub async fn racing_settlers_have_one_word(context: &LedgerContext) {
             taker.take(take(&[TARGET], 1, LONG)).await.expect("work can be taken")
         });
         match (said, &taken[..]) {
-            (Said::Kept, []) => assert_eq!(context.state(early.delivery).await, DeliveryState::Done),
-            (Said::Lost, [work]) => {
+            (LeaseResult::Kept, []) => assert_eq!(context.state(early.delivery).await, DeliveryState::Done),
+            (LeaseResult::Lost, [work]) => {
                 assert_eq!(context.state(early.delivery).await, DeliveryState::Running);
                 context.settle(work.holding, Settle::Done(fine())).await;
             }

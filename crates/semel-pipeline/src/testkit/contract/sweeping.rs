@@ -92,6 +92,28 @@ pub async fn swept_keys_are_free(context: &LedgerContext) {
     assert_eq!(answer, [Accepted::Cached(ids[1])], "remembered beyond its event");
 }
 
+/// The audit log has a retention of its own.
+pub async fn old_lines_of_the_audit_log_are_swept(context: &LedgerContext) {
+    let ledger = context.ledger();
+    let lines = async || {
+        let found = ledger.audit_log(None, page(None, 100)).await.expect("it can be read");
+        found.items.into_iter().map(|audited| audited.line.subject).collect::<Vec<_>>()
+    };
+    for number in 0..5 {
+        ledger.audit(line("forget", &number)).await.expect("it can be written");
+    }
+    assert_eq!(ledger.sweep_audit(LONG, 100).await.expect("it can be swept"), 0, "their time is not over");
+    context.pass(SHORT).await;
+    sweep(context, Duration::ZERO).await;
+    assert_eq!(lines().await.len(), 5, "another retention does not concern it");
+    assert_eq!(ledger.sweep_audit(SHORT, 2).await.expect("it can be swept"), 2, "never more than the limit");
+    assert_eq!(lines().await, ["4", "3", "2"], "the oldest go first");
+    assert_eq!(ledger.sweep_audit(SHORT, 100).await.expect("it can be swept"), 3);
+    ledger.audit(line("forget", &"new")).await.expect("it can be written");
+    assert_eq!(ledger.sweep_audit(LONG, 100).await.expect("it can be swept"), 0);
+    assert_eq!(lines().await, ["new"]);
+}
+
 /// Never more than the limit; items that cannot be removed do not block the others.
 pub async fn a_sweep_is_bounded(context: &LedgerContext) {
     let events = (0..12).map(|_| event(TARGET)).collect();

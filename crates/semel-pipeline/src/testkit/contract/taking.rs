@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::context::{
     LONG, LedgerContext, SHORT, TARGET, event, event_of, failed, fine, line, ordered, run, take,
 };
-use crate::delivery::{AttemptClass, DeliveryState, Said, Settle, Work};
+use crate::delivery::{AttemptClass, DeliveryState, LeaseResult, Settle, Work};
 use crate::event::{NewEvent, Trace};
 use crate::id::EventId;
 use crate::ledger::Take;
@@ -252,7 +252,7 @@ pub async fn a_delivery_is_taken_again_by_its_id(context: &LedgerContext) {
         first
     );
     assert_eq!(retake(id).await, None, "it is held again");
-    assert_eq!(context.say(first.holding, Settle::Done(fine())).await, Said::Lost);
+    assert_eq!(context.say(first.holding, Settle::Done(fine())).await, LeaseResult::Lost);
     let told = context.told(id).await;
     assert_eq!((told.delivery.state, told.attempts.len()), (DeliveryState::Running, 2));
     assert_eq!(told.attempts[1].worker, "worker-2");
@@ -294,9 +294,9 @@ pub async fn a_lost_worker_is_noticed(context: &LedgerContext) {
     assert!(told.attempts[0].ended_at.is_some());
     // The late worker is refused, whatever it reports.
     for word in [Settle::Done(fine()), Settle::Defer(LONG), Settle::Bury(failed("no"), Cause::Exhausted)] {
-        assert_eq!(context.say(lost, word).await, Said::Lost);
+        assert_eq!(context.say(lost, word).await, LeaseResult::Lost);
     }
-    assert_eq!(context.ledger().renew(vec![lost], LONG).await.expect("it is answered"), [Said::Lost]);
+    assert_eq!(context.ledger().renew(vec![lost], LONG).await.expect("it is answered"), [LeaseResult::Lost]);
     assert_eq!(context.told(lost.delivery).await, told, "nothing has changed");
 }
 
@@ -308,7 +308,7 @@ pub async fn a_renewed_lease_holds(context: &LedgerContext) {
     let held = taken[0].holding;
     let stranger = crate::delivery::Holding { token: held.token ^ 1, ..held };
     let said = context.ledger().renew(vec![held, stranger], LONG).await.expect("it can be renewed");
-    assert_eq!(said, [Said::Kept, Said::Lost]);
+    assert_eq!(said, [LeaseResult::Kept, LeaseResult::Lost]);
     if context.manual_clock().is_some() {
         context.pass(LONG - Duration::from_micros(1)).await;
         assert_eq!(context.take(10).await, []);
@@ -325,7 +325,10 @@ pub async fn a_lost_lease_can_be_renewed_until_noticed(context: &LedgerContext) 
     let taken = context.ledger().take(take(&[TARGET], 10, SHORT)).await.expect("work can be taken");
     context.pass(SHORT).await;
     let held = taken[0].holding;
-    assert_eq!(context.ledger().renew(vec![held], LONG).await.expect("it can be renewed"), [Said::Kept]);
+    assert_eq!(
+        context.ledger().renew(vec![held], LONG).await.expect("it can be renewed"),
+        [LeaseResult::Kept]
+    );
     assert_eq!(context.take(10).await, []);
     context.settle(held, Settle::Done(fine())).await;
 }

@@ -11,7 +11,7 @@ use semel::time::Timestamp;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::delivery::{Holding, Said, Settle, Work};
+use crate::delivery::{Holding, LeaseResult, Settle, Work};
 use crate::event::Trace;
 use crate::id::{DeliveryId, EventId, EventKind};
 use crate::ledger::{Answer, BoxFuture, Take, Working};
@@ -161,10 +161,12 @@ impl Fake {
         given
     }
 
-    fn write(&self, holding: Holding, settle: Settle) -> Said {
+    fn write(&self, holding: Holding, settle: Settle) -> LeaseResult {
         let mut held = self.held.lock();
         let is_held = held.get(&holding.delivery).is_some_and(|work| work.holding == holding);
-        let Some(mut work) = held.remove(&holding.delivery).filter(|_| is_held) else { return Said::Lost };
+        let Some(mut work) = held.remove(&holding.delivery).filter(|_| is_held) else {
+            return LeaseResult::Lost;
+        };
         drop(held);
         match &settle {
             Settle::Retry(_, delay) => self.waiting.lock().push((Instant::now() + *delay, work)),
@@ -175,7 +177,7 @@ impl Fake {
             Settle::Done(_) | Settle::Block(_) | Settle::Bury(..) => {}
         }
         self.settled.lock().push(settle);
-        Said::Kept
+        LeaseResult::Kept
     }
 }
 
@@ -205,17 +207,20 @@ impl Working for Fake {
         Box::pin(async move { Ok(given) })
     }
 
-    fn renew(&self, held: Vec<Holding>, _: Duration) -> Answer<'_, Vec<Said>> {
+    fn renew(&self, held: Vec<Holding>, _: Duration) -> Answer<'_, Vec<LeaseResult>> {
         self.renewals.fetch_add(1, Ordering::SeqCst);
         let known = self.held.lock();
         let is_held =
             |held: &Holding| known.get(&held.delivery).is_some_and(|work| work.holding.token == held.token);
-        let said = held.iter().map(|held| if is_held(held) { Said::Kept } else { Said::Lost }).collect();
+        let said = held
+            .iter()
+            .map(|held| if is_held(held) { LeaseResult::Kept } else { LeaseResult::Lost })
+            .collect();
         drop(known);
         Box::pin(async move { Ok(said) })
     }
 
-    fn settle(&self, settled: Vec<(Holding, Settle)>) -> Answer<'_, Vec<Said>> {
+    fn settle(&self, settled: Vec<(Holding, Settle)>) -> Answer<'_, Vec<LeaseResult>> {
         Box::pin(async move {
             self.settle_calls.fetch_add(1, Ordering::SeqCst);
             tokio::time::sleep(self.latency).await;

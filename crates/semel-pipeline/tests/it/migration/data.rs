@@ -6,7 +6,9 @@ use bytes::Bytes;
 use semel::fingerprint::Payload;
 use semel::key::{Hint, KeyId};
 use semel::secret::Secret;
-use semel_pipeline::delivery::{AttemptClass, DeliveryAttempt, DeliveryState, Ending, Said, Settle, Work};
+use semel_pipeline::delivery::{
+    AttemptClass, DeliveryAttempt, DeliveryState, Ending, LeaseResult, Settle, Work,
+};
 use semel_pipeline::event::{Accepted, Dedupe, Generation, NewEvent, Notes, Origin, Trace};
 use semel_pipeline::id::{EventId, EventKind, JobId, LetterId};
 use semel_pipeline::ledger::{
@@ -127,7 +129,7 @@ async fn take(ledger: &dyn Ledger, target: &str, lease: Duration) -> Vec<Work> {
 
 async fn settle(ledger: &dyn Ledger, work: &Work, settle: Settle) {
     let said = ledger.settle(vec![(work.holding, settle)]).await.expect("an answer");
-    assert_eq!(said, [Said::Kept], "{}", work.target);
+    assert_eq!(said, [LeaseResult::Kept], "{}", work.target);
 }
 
 /// Takes the one delivery of a target that is due, and ends it.

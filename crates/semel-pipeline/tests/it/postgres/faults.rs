@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use semel_pipeline::delivery::{DeliveryState, Said, Settle};
+use semel_pipeline::delivery::{DeliveryState, LeaseResult, Settle};
 use semel_pipeline::event::Accepted;
 use semel_pipeline::ledger::{Intake as _, PostgresLedger, Reading as _, Working as _};
 use semel_testbed::Postgres;
@@ -13,7 +13,7 @@ use semel_testbed::Postgres;
 use super::{ask, event, insist, rounds, success};
 
 async fn impatient(url: &str) -> Arc<PostgresLedger> {
-    let ledger = PostgresLedger::builder(url).patience(Duration::from_millis(300)).open().await;
+    let ledger = PostgresLedger::builder(url).timeout(Duration::from_millis(300)).open().await;
     Arc::new(ledger.expect("the ledger can be opened"))
 }
 
@@ -102,7 +102,7 @@ async fn work_survives_a_killed_server() {
                 let take = ask(&format!("w{worker}"), "crm", 5, Duration::from_secs(2));
                 for work in insist(|| ledger.take(take.clone())).await {
                     let word = vec![(work.holding, Settle::Done(success()))];
-                    if insist(|| ledger.settle(word.clone())).await == [Said::Kept] {
+                    if insist(|| ledger.settle(word.clone())).await == [LeaseResult::Kept] {
                         kept.push(work.holding.delivery);
                         progress.fetch_add(1, Ordering::AcqRel);
                     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use semel_pipeline::delivery::{Said, Settle};
+use semel_pipeline::delivery::{LeaseResult, Settle};
 use semel_pipeline::event::NewEvent;
 use semel_pipeline::id::EventId;
 use semel_pipeline::ledger::{Change, Error, Intake as _, Reading as _, Runs as _, Working as _};
@@ -66,7 +66,7 @@ async fn order_keys_hold_across_processes() {
                         lane.ended.push(work.event);
                     }
                     let said = ledger.settle(vec![(work.holding, Settle::Done(success()))]).await;
-                    assert_eq!(said.expect("an answer"), [Said::Kept]);
+                    assert_eq!(said.expect("an answer"), [LeaseResult::Kept]);
                 }
             }
         }));

@@ -23,7 +23,7 @@ pub(super) enum Event {
     Rename(PathBuf, PathBuf),
     Remove(PathBuf),
     /// A line on standard output.
-    Said(String),
+    LeaseResult(String),
 }
 
 /// A change to the bytes of a file.
@@ -62,7 +62,7 @@ pub(super) fn read_log(path: &Path) -> Vec<Event> {
             b'F' => Event::FailedSync(path),
             b'R' => Event::Rename(path, PathBuf::from(text(bytes))),
             b'U' => Event::Remove(path),
-            b'M' => Event::Said(text(bytes)),
+            b'M' => Event::LeaseResult(text(bytes)),
             other => panic!("the log has an entry of kind {other}"),
         });
     }
@@ -188,7 +188,7 @@ impl Disk {
                 self.rename(Naming::Move(from.clone(), to.clone(), file));
             }
             Event::Remove(path) => self.rename(Naming::Unset(path.clone())),
-            Event::Said(_) => {}
+            Event::LeaseResult(_) => {}
         }
     }
 

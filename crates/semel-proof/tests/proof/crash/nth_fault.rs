@@ -159,7 +159,7 @@ impl Bench {
                     format!("the failed sync is event {failed}, a power cut before {number}: {why}")
                 })?;
             }
-            if let Event::Said(line) = event {
+            if let Event::LeaseResult(line) = event {
                 said.push(serde_json::from_str(line).expect("a report"));
             }
             disk.happen(event, &mut rng);

@@ -89,7 +89,7 @@ impl Recording {
                 })?;
                 tried += 1;
             }
-            if let Event::Said(line) = event
+            if let Event::LeaseResult(line) = event
                 && let Ok(VictimReport::Answered { .. }) = serde_json::from_str(line)
             {
                 answered += 1;
@@ -166,7 +166,7 @@ fn torn_write() {
     let recording = Recording::make();
     let step = Form::asked().pick(31, 1);
     // The commit of the last step that wrote something.
-    let is_answer = |event: &Event| matches!(event, Event::Said(line) if line.contains("Answered"));
+    let is_answer = |event: &Event| matches!(event, Event::LeaseResult(line) if line.contains("Answered"));
     let is_commit = |event: &Event| matches!(event, Event::Sync(path) if path.ends_with("semel.db-wal"));
     let last_answer = recording.events.iter().rposition(is_answer).expect("it said something");
     let last = recording.events[..last_answer].iter().rposition(is_commit).expect("it committed something");

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use schemars::JsonSchema;
+use semel_pipeline::delivery::DeliveryState;
 use semel_pipeline::id::EventId;
-use semel_pipeline::ledger::{AuditLine, Change};
+use semel_pipeline::ledger::{self, Change, DeliveryFilter};
 use semel_triggers::trigger::{RunKey, RunLocation};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -15,6 +16,7 @@ use serde_json::value::RawValue;
 use super::super::Admin;
 use super::super::access::{Caller, Right};
 use super::super::answer::{self, Answer, JsonBody, PathId, Refusal};
+use super::super::audit::{self, States};
 use super::super::listing::id_of;
 use super::{RunDetails, run_error, tags, texts, view};
 use crate::pipeline::Pipeline;
@@ -96,14 +98,35 @@ pub(super) async fn cancel(
 ) -> Result<Answer<RunDetails>, Refusal> {
     let pipeline = admin.pipeline()?;
     let id: EventId = id_of(&id)?;
-    own(pipeline, id, &caller).await?;
-    let CancelRequest { reason } = body.read()?;
-    let line =
-        AuditLine { who: caller.name.clone(), action: "cancel".to_owned(), subject: id.to_string(), reason };
-    pipeline.intake.triggers.cancel(id, &line).await.map_err(run_error)?;
-    pipeline.waiters.wake(id);
+    cancel_run(&admin, &caller, id, body.read()?).await?;
     let located = pipeline.intake.triggers.locate(id).await.map_err(run_error)?;
     view(pipeline, located, id, &caller).await
+}
+
+/// The state of a run; `buffered` before it is in the ledger.
+async fn state_of(pipeline: &Pipeline, id: EventId) -> Result<&'static str, Refusal> {
+    let filter = DeliveryFilter { event: Some(id), ..DeliveryFilter::default() };
+    let found = pipeline.ledger.deliveries(filter, ledger::Page { after: None, limit: 1 }).await?;
+    Ok(found.items.first().map_or("buffered", |delivery| delivery.state.as_str()))
+}
+
+/// Cancels a run that has not started.
+///
+/// # Errors
+/// There is no such run for the caller, or it has started.
+pub(crate) async fn cancel_run(
+    admin: &Admin,
+    caller: &Caller,
+    id: EventId,
+    asked: CancelRequest,
+) -> Result<(), Refusal> {
+    let pipeline = admin.pipeline()?;
+    own(pipeline, id, caller).await?;
+    let states = States::new(state_of(pipeline, id).await?, DeliveryState::Cancelled.as_str());
+    let line = audit::line(caller, "cancel", id.to_string(), &asked.reason, &states);
+    pipeline.intake.triggers.cancel(id, &line).await.map_err(run_error)?;
+    pipeline.waiters.wake(id);
+    Ok(())
 }
 
 /// A key of runs to reset.
@@ -149,12 +172,8 @@ pub(super) async fn reset_key(
         }
         _ => caller.name.clone(),
     };
-    let line = AuditLine {
-        who: caller.name.clone(),
-        action: "reset-key".to_owned(),
-        subject: asked.target.clone(),
-        reason: asked.reason,
-    };
+    let states = States::new("key in use", "key free");
+    let line = audit::line(&caller, "reset-key", asked.target.clone(), &asked.reason, &states);
     let key = RunKey { principal: &principal, tenant: &tenant, target: &asked.target, key: &asked.key };
     let id = pipeline.intake.triggers.reset_key(key, &line).await.map_err(run_error)?;
     Answer::ok(ResetResult { reset: id.is_some(), id })

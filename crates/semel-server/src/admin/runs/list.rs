@@ -13,7 +13,7 @@ use super::super::Admin;
 use super::super::access::Caller;
 use super::super::answer::{Answer, Refusal};
 use super::super::deliveries::ListedEvent;
-use super::super::listing::{Filters, ListQuery, Page, Parameter, id_of};
+use super::super::listing::{Filters, ListQuery, Page, Parameter};
 use crate::pipeline::Pipeline;
 
 /// The parameters of the list.
@@ -26,7 +26,8 @@ impl Filters for RunFilters {
         Parameter::text("tag", "Only runs with this tag."),
         Parameter::one_of::<bool>(
             "buffered",
-            "true: the runs in the buffer. Requires `tenant` to list them one by one.",
+            "true: the runs in the buffer, in no order. Requires `tenant` to list them one by one; without it they are counted, \
+             for at most 1000 tenants.",
         ),
     ];
 }
@@ -88,6 +89,9 @@ pub(super) async fn list(
     Answer::ok(RunPage::Ledger(ListedEvent::page(pipeline, page).await?))
 }
 
+/// Maximum number of tenants whose runs are counted for a list.
+const TENANTS: u32 = 1_000;
+
 /// The runs in the buffer: the number of each tenant, and the runs of one tenant.
 async fn buffered(
     pipeline: &Pipeline,
@@ -98,10 +102,11 @@ async fn buffered(
     let Some(burst) = pipeline.intake.triggers.connected_burst()? else {
         return Ok(RunPage::Buffer { items: Vec::new(), next: None, tenants });
     };
-    for name in burst.buffer.tenants().await? {
-        if tenant.as_ref().is_some_and(|tenant| *tenant != name) {
-            continue;
-        }
+    let names = match &tenant {
+        Some(tenant) => vec![tenant.clone()],
+        None => burst.buffer.first_tenants(TENANTS).await?,
+    };
+    for name in names {
         let depth = burst.buffer.depth(&name).await?;
         tenants.push(BufferDepth {
             tenant: name,
@@ -113,11 +118,10 @@ async fn buffered(
     let Some(tenant) = tenant else {
         return Ok(RunPage::Buffer { items: Vec::new(), next: None, tenants });
     };
-    let after = page.after.map(|after| id_of(&after)).transpose()?;
-    let ids = burst.buffer.list(&tenant, after, page.limit).await?;
-    let full = ids.len() == usize::try_from(page.limit).unwrap_or(usize::MAX);
-    let next = ids.last().filter(|_| full).map(ToString::to_string);
+    let after = page.after.map(|after| after.parse()).transpose();
+    let after = after.map_err(|_| Refusal::bad("cursor: expected the `next` of the previous page"))?;
+    let (ids, next) = burst.buffer.list(&tenant, after, page.limit).await?;
     let items =
         ids.into_iter().map(|id| BufferedRun { id, tenant: tenant.clone(), buffered: true }).collect();
-    Ok(RunPage::Buffer { items, next, tenants })
+    Ok(RunPage::Buffer { items, next: next.map(|next| next.to_string()), tenants })
 }

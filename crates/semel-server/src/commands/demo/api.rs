@@ -1,13 +1,13 @@
 //! A payments API without idempotency: every request charges. It counts the charges.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
@@ -22,6 +22,8 @@ use crate::config::parse_duration;
 #[derive(Debug, Default)]
 pub(super) struct Charges {
     by_key: Mutex<HashMap<String, u32>>,
+    /// Deliveries that the warehouse refused once.
+    refused: Mutex<HashSet<String>>,
 }
 
 impl Charges {
@@ -52,7 +54,11 @@ impl Charges {
 pub(super) async fn start(charges: Arc<Charges>) -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await?;
     let address = listener.local_addr()?;
-    let router = Router::new().route("/v1/charges", post(charge).get(show)).with_state(charges);
+    let router = Router::new()
+        .route("/v1/charges", post(charge).get(show))
+        .route("/v1/refunds", post(refund))
+        .route("/hooks/{target}", post(receive))
+        .with_state(charges);
     tokio::spawn(async move { axum::serve(listener, router).await });
     Ok(address)
 }
@@ -77,6 +83,35 @@ async fn charge(State(charges): State<Arc<Charges>>, headers: HeaderMap, body: B
         StatusCode::CREATED,
         &json!({ "id": format!("ch_{number}"), "amount": amount, "status": "succeeded" }),
     )
+}
+
+/// The acquirer fails after it may have paid: nobody knows.
+async fn refund() -> Response {
+    answer(StatusCode::INTERNAL_SERVER_ERROR, &json!({ "error": "no answer from the acquirer" }))
+}
+
+#[derive(Deserialize)]
+struct Order {
+    order: u32,
+}
+
+/// Targets: billing takes everything, the warehouse refuses every fourth order the first time, the CRM is down.
+async fn receive(
+    State(charges): State<Arc<Charges>>,
+    Path(target): Path<String>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok()).unwrap_or_default();
+    let order = serde_json::from_slice(&body).map_or(0, |Order { order }| order);
+    match target.as_str() {
+        "crm" => answer(StatusCode::SERVICE_UNAVAILABLE, &json!({ "error": "down for maintenance" })),
+        "warehouse" if order.is_multiple_of(4) && charges.refused.lock().insert(key.to_owned()) => answer(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            &json!({ "error": "the shelf is locked by another process" }),
+        ),
+        _ => answer(StatusCode::OK, &json!({ "received": true })),
+    }
 }
 
 async fn show(State(charges): State<Arc<Charges>>) -> Response {

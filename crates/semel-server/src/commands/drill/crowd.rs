@@ -37,6 +37,8 @@ pub(super) struct CrowdAnswers {
     pub(super) ids: BTreeSet<String>,
     /// Number of answers that called the run new.
     pub(super) first: usize,
+    /// Number of new runs that were buffered.
+    pub(super) buffered: usize,
     pub(super) answers: usize,
 }
 
@@ -50,6 +52,7 @@ impl CrowdAnswers {
     pub(super) fn and(mut self, answer: &Value) -> Self {
         self.ids.insert(answer["id"].as_str().unwrap_or_default().to_owned());
         self.first += usize::from(answer["cached"] != true);
+        self.buffered += usize::from(answer["cached"] != true && answer["buffered"] == true);
         self.answers += 1;
         self
     }
@@ -57,7 +60,7 @@ impl CrowdAnswers {
 
 impl fmt::Display for CrowdAnswers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ids, first, answers } = self;
+        let Self { ids, first, answers, .. } = self;
         write!(f, "{answers} answers, {} ids, {first} first", ids.len())?;
         if ids.len() > 1 { write!(f, ": {ids:?}") } else { Ok(()) }
     }
@@ -68,10 +71,22 @@ impl fmt::Display for CrowdAnswers {
 /// # Errors
 /// A caller got no answer.
 pub(super) async fn crowd(servers: &[DrillServer], key: &str, count: usize) -> anyhow::Result<CrowdAnswers> {
-    let asked: Vec<_> = (0..count)
-        .map(|number| {
+    trigger_all(servers, (0..count).map(|_| trigger(key))).await
+}
+
+/// Sends triggers concurrently, to one server after the other.
+///
+/// # Errors
+/// A caller got no answer.
+pub(super) async fn trigger_all(
+    servers: &[DrillServer],
+    triggers: impl Iterator<Item = Value>,
+) -> anyhow::Result<CrowdAnswers> {
+    let asked: Vec<_> = triggers
+        .enumerate()
+        .map(|(number, trigger)| {
             let server = &servers[number % servers.len()];
-            Box::pin(async move { server.post("/v1/runs", &trigger(key)).await })
+            Box::pin(async move { server.post("/v1/runs", &trigger).await })
         })
         .collect();
     join_all(asked).await.into_iter().try_fold(CrowdAnswers::default(), |told, answer| Ok(told.and(&answer?)))
@@ -103,13 +118,13 @@ mod tests {
     // A drill must be able to fail: wrong answers are detected.
     #[test]
     fn two_runs_two_firsts_and_no_run_are_seen() {
-        let new = json!({ "id": "run_1", "cached": false });
-        let cached = json!({ "id": "run_1", "cached": true });
+        let new = json!({ "id": "run_1", "cached": false, "buffered": true });
+        let cached = json!({ "id": "run_1", "cached": true, "buffered": true });
         let told = |answers: &[&Value]| {
             answers.iter().fold(CrowdAnswers::default(), |told, answer| told.and(answer))
         };
         let fine = told(&[&new, &cached, &cached]);
-        assert!(fine.is_one() && fine.first == 1 && fine.answers == 3);
+        assert!(fine.is_one() && fine.first == 1 && fine.answers == 3 && fine.buffered == 1);
         assert_eq!(told(&[&new, &new]).first, 2);
         assert!(!told(&[&new, &json!({ "id": "run_2", "cached": true })]).is_one());
         assert!(!told(&[]).is_one());

@@ -16,6 +16,7 @@ use super::super::remote::ask_raw;
 use super::DrillArgs;
 use super::postgres::DrillPostgres;
 use super::redis::DrillRedis;
+use super::watchdog::{Watchdog, WatchdogProcess};
 use super::wire::DrillWire;
 use crate::client::{AdminClient, Request};
 
@@ -47,7 +48,7 @@ pub(super) enum DrillNeeds {
 
 /// Why a drill was skipped.
 #[derive(Debug)]
-pub(super) struct Skipped(pub(super) &'static str);
+pub(in crate::commands) struct Skipped(pub(in crate::commands) &'static str);
 
 impl std::fmt::Display for Skipped {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -60,6 +61,8 @@ impl std::error::Error for Skipped {}
 /// The environment of a drill.
 pub(super) struct DrillEnvironment {
     folder: tempfile::TempDir,
+    watchdog: Watchdog,
+    watchdog_process: WatchdogProcess,
     pub(super) redis: Option<DrillRedis>,
     /// A PostgreSQL database that several processes share. Without it they use an embedded ledger one after the other.
     pub(super) postgres: Option<DrillPostgres>,
@@ -77,13 +80,24 @@ impl DrillEnvironment {
     pub(super) fn new(args: &DrillArgs, needs: DrillNeeds) -> anyhow::Result<Self> {
         let folder =
             tempfile::Builder::new().prefix("semel-drill-").tempdir().context("a temporary folder")?;
+        let (watchdog, watchdog_process) = Watchdog::start()?;
+        watchdog.folder(folder.path())?;
         let redis = match needs {
             DrillNeeds::Nothing => None,
             DrillNeeds::Redis | DrillNeeds::Several => Some(DrillRedis::find(args.redis.as_deref())?),
             DrillNeeds::OwnRedis | DrillNeeds::OwnBoth => Some(DrillRedis::find(None)?),
         };
-        let named =
-            args.postgres.as_deref().filter(|_| needs != DrillNeeds::OwnBoth).map(DrillPostgres::named);
+        if let Some(redis) = redis.as_ref().filter(|redis| redis.is_foreign()) {
+            watchdog.redis(&redis.url, &redis.prefix)?;
+        }
+        let named = match args.postgres.as_deref().filter(|_| needs != DrillNeeds::OwnBoth) {
+            Some(url) => {
+                let named = DrillPostgres::named(url, DrillPostgres::new_schema());
+                watchdog.postgres(&named.url, &named.schema)?;
+                Some(named)
+            }
+            None => None,
+        };
         let postgres = match (needs, named) {
             (_, Some(named)) => Some(named),
             (DrillNeeds::Nothing | DrillNeeds::Redis, None) => None,
@@ -95,8 +109,16 @@ impl DrillEnvironment {
             let why = "it must start a PostgreSQL server: install one (initdb and postgres on the path)";
             return Err(Skipped(why).into());
         }
-        let mut environment =
-            Self { folder, redis, postgres, postgres_timeout: "5s", checks: Vec::new(), notes: Vec::new() };
+        let mut environment = Self {
+            folder,
+            watchdog,
+            watchdog_process,
+            redis,
+            postgres,
+            postgres_timeout: "5s",
+            checks: Vec::new(),
+            notes: Vec::new(),
+        };
         if matches!(needs, DrillNeeds::Several | DrillNeeds::OwnRedis) && environment.postgres.is_none() {
             environment.note(
                 "no PostgreSQL is installed and --postgres names none: one process at a time, because only one process can open an embedded ledger",
@@ -105,15 +127,14 @@ impl DrillEnvironment {
         Ok(environment)
     }
 
-    /// Ends it and returns the checks and the notes.
-    pub(super) async fn end(self) -> (Vec<DrillCheck>, Vec<String>) {
-        if let Some(redis) = self.redis {
-            redis.end().await;
-        }
-        if let Some(postgres) = self.postgres {
-            postgres.end().await;
-        }
-        (self.checks, self.notes)
+    /// Removes everything that the drill started, and returns the checks and the notes.
+    pub(super) fn end(self) -> (Vec<DrillCheck>, Vec<String>) {
+        let Self { folder, watchdog, watchdog_process, redis, postgres, checks, mut notes, .. } = self;
+        watchdog.end();
+        notes.extend(watchdog_process.wait().err().map(|error| format!("{error:#}")));
+        // Each of them waits until its process has ended.
+        drop((redis, postgres, folder));
+        (checks, notes)
     }
 
     /// Adds a note for the reader of the checks.
@@ -167,18 +188,29 @@ impl DrillEnvironment {
              [store]\n{store}[ledger]\nlease = \"1s\"\n{config}\n"
         );
         std::fs::write(&file, text).context("the config")?;
-        DrillServer::start(file).await
+        DrillServer::start(file, self.watchdog.clone()).await
     }
 }
 
 /// A `semel serve` process. Dropping it kills it.
 pub(super) struct DrillServer {
     child: tokio::process::Child,
+    /// Its process id, also after its end.
+    pid: u32,
     admin: String,
+    watchdog: Watchdog,
+}
+
+impl Drop for DrillServer {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.start_kill();
+        self.watchdog.ended(self.pid);
+    }
 }
 
 impl DrillServer {
-    async fn start(file: PathBuf) -> anyhow::Result<Self> {
+    async fn start(file: PathBuf, watchdog: Watchdog) -> anyhow::Result<Self> {
         let own = std::env::current_exe().context("where this program is")?;
         let mut child = tokio::process::Command::new(own)
             .arg("serve")
@@ -187,18 +219,23 @@ impl DrillServer {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
+            // Ctrl-C is for the drill, which then ends its servers.
+            .process_group(0)
             .kill_on_drop(true)
             .spawn()
             .context("a server")?;
+        let pid = child.id().context("a server that has just started")?;
+        watchdog.started(pid)?;
         let stdout = child.stdout.take().context("its output")?;
+        let mut server = Self { child, pid, admin: String::new(), watchdog };
         let mut lines = BufReader::new(stdout).lines();
         let ready = tokio::time::timeout(STEP_TIMEOUT, lines.next_line())
             .await
             .context("a server that is not ready")??;
         let ready = ready.context("the server ended immediately: run `semel serve` to see why")?;
         let admin = ready.split_whitespace().find_map(|word| word.strip_prefix("admin="));
-        let admin = admin.with_context(|| format!("the ready line {ready:?}"))?.to_owned();
-        Ok(Self { child, admin })
+        admin.with_context(|| format!("the ready line {ready:?}"))?.clone_into(&mut server.admin);
+        Ok(server)
     }
 
     /// Kills it, like a crash.

@@ -74,8 +74,8 @@ pub(super) async fn winner_crashes(environment: &mut DrillEnvironment) -> anyhow
 /// Waits until a server is connected to Redis again.
 pub(super) async fn again(server: &DrillServer) -> anyhow::Result<()> {
     until("Redis is used again", || async { Ok(server.get("/v1/runs?buffered=true").await.is_ok()) }).await?;
-    // Claims use another connection. A client that found Redis unavailable reconnects after 50 ms.
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    // Claims use another connection. The end of an outage is noticed by a probe, at most one second apart.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
     Ok(())
 }
 

@@ -5,28 +5,33 @@ use semel::store::sqlx::{self, Connection as _, PgConnection, Row as _};
 use semel_testbed::Postgres;
 
 /// A PostgreSQL database.
-pub(super) struct DrillPostgres {
-    pub(super) url: String,
+pub(in crate::commands) struct DrillPostgres {
+    pub(in crate::commands) url: String,
     /// The schema of all tables of this drill: an existing database may contain others.
-    pub(super) schema: String,
+    pub(in crate::commands) schema: String,
     /// The server, if the drill started it.
     own: Option<Postgres>,
 }
 
 impl DrillPostgres {
-    /// The database at `url`.
-    pub(super) fn named(url: &str) -> Self {
-        Self { url: url.to_owned(), schema: format!("semel_drill_{:08x}", rand::random::<u32>()), own: None }
+    /// A schema of the database at `url`.
+    pub(in crate::commands) fn named(url: &str, schema: String) -> Self {
+        Self { url: url.to_owned(), schema, own: None }
+    }
+
+    /// A name for a new schema.
+    pub(in crate::commands) fn new_schema() -> String {
+        format!("semel_drill_{:08x}", rand::random::<u32>())
     }
 
     /// Starts a server; `None` if PostgreSQL is not installed.
     ///
     /// # Errors
     /// It is installed, but cannot be started.
-    pub(super) fn start() -> anyhow::Result<Option<Self>> {
+    pub(in crate::commands) fn start() -> anyhow::Result<Option<Self>> {
         match Postgres::options().without_template().start() {
             Ok(own) => {
-                let named = Self::named(&own.url());
+                let named = Self::named(&own.url(), Self::new_schema());
                 Ok(Some(Self { own: Some(own), ..named }))
             }
             Err(semel_testbed::Error::Missing { .. }) => Ok(None),
@@ -39,17 +44,17 @@ impl DrillPostgres {
     }
 
     /// Kills it, like a crash.
-    pub(super) fn kill(&self) -> anyhow::Result<()> {
+    pub(in crate::commands) fn kill(&self) -> anyhow::Result<()> {
         self.own().map(Postgres::kill)
     }
 
     /// Starts it again with its data.
-    pub(super) fn restart(&self) -> anyhow::Result<()> {
+    pub(in crate::commands) fn restart(&self) -> anyhow::Result<()> {
         Ok(self.own()?.restart()?)
     }
 
     /// Counts rows of the drill's tables, directly in the database. `what` follows SELECT.
-    pub(super) async fn count(&self, what: &str) -> anyhow::Result<i64> {
+    pub(in crate::commands) async fn count(&self, what: &str) -> anyhow::Result<i64> {
         let sql = format!("SET search_path = {}", self.schema);
         let mut connection = PgConnection::connect(&self.url).await?;
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await?;
@@ -59,13 +64,13 @@ impl DrillPostgres {
     }
 
     /// Removes the drill's data from an existing database.
-    pub(super) async fn end(self) {
-        if self.own.is_some() {
-            return;
-        }
-        if let Ok(mut connection) = PgConnection::connect(&self.url).await {
-            let drop = format!("DROP SCHEMA IF EXISTS {} CASCADE", self.schema);
-            let _ = sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut connection).await;
-        }
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub(in crate::commands) async fn remove_data(self) -> anyhow::Result<()> {
+        let mut connection = PgConnection::connect(&self.url).await?;
+        let drop = format!("DROP SCHEMA IF EXISTS {} CASCADE", self.schema);
+        sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut connection).await?;
+        Ok(())
     }
 }

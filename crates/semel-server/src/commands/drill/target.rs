@@ -68,7 +68,7 @@ impl DrillTarget {
     pub(super) fn config(&self, name: &str) -> String {
         format!(
             "[[target]]\nname = \"{name}\"\nurl = \"http://{}/\"\n\
-             retry = {{ max_attempts = 3, base = \"20ms\", cap = \"100ms\", timeout = \"5s\" }}\n",
+             retry = {{ max_attempts = 3, base = \"20ms\", cap = \"100ms\", timeout = \"5s\" }}\nschedule = []\n",
             self.at
         )
     }

@@ -167,6 +167,17 @@ fn an_upstream_is_one_however_it_is_spelled() {
     assert_eq!(gateway.upstreams.len(), 1);
 }
 
+#[test]
+fn a_schedule_has_at_most_a_hundred_pauses() {
+    let text = |pauses: usize| {
+        let pauses = vec!["\"1s\""; pauses].join(", ");
+        format!("[[target]]\nname = \"a\"\nurl = \"http://h\"\nschedule = [{pauses}]\n")
+    };
+    assert!(parse(&text(0)).is_ok() && parse(&text(100)).is_ok());
+    let problems = parse(&text(101)).unwrap_err().join("\n");
+    assert!(problems.contains("schedule: expected at most 100 pauses, found 101"), "{problems}");
+}
+
 // Mistakes in targets, with their lines.
 #[test]
 fn targets_are_checked() {
@@ -203,6 +214,22 @@ fn targets_are_checked() {
         (
             "name = \"a\"\nurl = \"http://h\"\nretry = { timeout = \"0s\" }",
             "timeout: expected a value above 0",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nschedule = \"10s\"",
+            "semel.toml:4:12: schedule: expected a list of durations, as in [\"10s\", \"1m\"]",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nschedule = [\"10s\", \"soon\"]",
+            "semel.toml:4:12: schedule: expected a duration such as",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nschedule = [\"0s\"]",
+            "semel.toml:4:12: schedule: expected pauses above 0s and of at most \"30d\"",
+        ),
+        (
+            "name = \"a\"\nurl = \"http://h\"\nschedule = [\"31d\"]",
+            "semel.toml:4:12: schedule: expected pauses above 0s and of at most \"30d\"",
         ),
         (
             "name = \"a\"\nurl = \"http://h\"\nbreaker = { failure_percent = 101 }",

@@ -81,6 +81,9 @@ fn every_setting_takes_what_the_schema_says() {
                 format!("expected a whole number from {} to {}", takes["minimum"], takes["maximum"])
             }
             (Some("boolean"), _) => "expected true or false".to_owned(),
+            (Some("array"), _) if takes["items"]["$ref"].is_string() => {
+                "expected a list of durations".to_owned()
+            }
             (Some("array"), _) => "expected a list of texts".to_owned(),
             (Some("object"), _) => "expected durations by name".to_owned(),
             (_, Some("#/$defs/duration")) => "expected a duration such as".to_owned(),

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use semel_pipeline::delivery::AttemptClass;
-use semel_pipeline::ledger::Totals;
+use semel_pipeline::ledger::{TargetPause, Totals};
+use semel_pipeline::letter::Status;
 use semel_pipeline::worker::{Attempted, DeliveryObserver};
 
+use super::definitions as metric;
 use super::histogram::Histogram;
 use super::text::MetricsText;
 use crate::pipeline::Pipeline;
@@ -19,7 +21,9 @@ use crate::pipeline::Pipeline;
 pub(crate) struct Deliveries {
     targets: RwLock<BTreeMap<String, Arc<OfTarget>>>,
     /// The last counts of the ledger.
-    totals: Mutex<Totals>,
+    totals: Mutex<Arc<Totals>>,
+    /// The paused targets, when they were last read.
+    pauses: Mutex<Vec<TargetPause>>,
 }
 
 #[derive(Debug, Default)]
@@ -30,8 +34,27 @@ struct OfTarget {
 
 impl Deliveries {
     /// Stores the counts of the ledger.
-    pub(crate) fn counted(&self, totals: Totals) {
+    pub(crate) fn counted(&self, totals: Arc<Totals>) {
         *self.totals.lock() = totals;
+    }
+
+    /// The last counts of the ledger.
+    pub(crate) fn totals(&self) -> Arc<Totals> {
+        Arc::clone(&self.totals.lock())
+    }
+
+    /// The attempts of this process by target and class.
+    pub(crate) fn attempts(&self) -> Vec<(String, Vec<(AttemptClass, u64)>)> {
+        let counts = |counted: &OfTarget| {
+            let counts = counted.classes.iter().map(|count| count.load(Ordering::Relaxed));
+            AttemptClass::ALL.into_iter().zip(counts).collect()
+        };
+        self.targets.read().iter().map(|(target, counted)| (target.clone(), counts(counted))).collect()
+    }
+
+    /// Stores the pauses of the ledger.
+    pub(crate) fn set_pauses(&self, pauses: Vec<TargetPause>) {
+        *self.pauses.lock() = pauses;
     }
 
     fn of(&self, target: &str) -> Arc<OfTarget> {
@@ -47,33 +70,36 @@ impl Deliveries {
             let counts = counted.classes.iter().map(|count| count.load(Ordering::Relaxed));
             AttemptClass::ALL.iter().map(move |class| [target.as_str(), class.as_str()]).zip(counts)
         });
-        let help = "Delivery attempts, by result.";
-        text.counters("semel_deliveries_total", help, ["target", "class"], attempts);
-        text.head("semel_attempt_seconds", "histogram", "Duration of delivery attempts.");
+        text.values(&metric::ATTEMPTS, attempts);
+        text.head(&metric::ATTEMPT_SECONDS);
         for (target, counted) in targets.iter() {
-            counted.took.write_series(text, "semel_attempt_seconds", ["target"], [target]);
+            counted.took.write_series(text, &metric::ATTEMPT_SECONDS, [target]);
         }
         let totals = self.totals.lock();
         let states =
             totals.deliveries.iter().map(|(target, state, count)| ([target.as_str(), state.as_str()], count));
-        let help = "Deliveries in the ledger that have not ended, by state.";
-        text.gauges("semel_deliveries", help, ["target", "state"], states);
-        let oldest = totals.oldest_due.unwrap_or_default().as_secs_f64();
-        text.gauge("semel_deliveries_oldest_due_seconds", "Age of the oldest due delivery.", oldest);
-        let letters = totals.letters.iter().map(|(status, count)| ([status.as_str()], count));
-        text.gauges("semel_dead_letters", "Dead letters, by status.", ["status"], letters);
-        let help = "Deliveries in progress in this process.";
-        text.gauge("semel_deliveries_in_hand", help, pipeline.in_hand());
+        text.values(&metric::DELIVERIES, states);
+        text.value(&metric::OLDEST_DUE, totals.oldest_due().unwrap_or_default().as_secs_f64());
+        // Also those that no dead letter has: a series that is absent looks like a server that is down.
+        let letters = Status::ALL.map(|status| {
+            let counted = totals.letters.iter().find(|(known, _)| *known == status);
+            ([status.as_str()], counted.map_or(0, |(_, count)| *count))
+        });
+        text.values(&metric::DEAD_LETTERS, letters);
+        text.value(&metric::DELIVERIES_IN_HAND, pipeline.in_hand());
+        let (names, pauses) = (pipeline.registry.current().names(), self.pauses.lock());
+        let paused = names
+            .iter()
+            .map(|name| ([name.as_str()], u8::from(pauses.iter().any(|pause| pause.target == *name))));
+        text.values(&metric::TARGET_PAUSED, paused);
         let breakers = pipeline.destinations.states();
         let states = breakers.iter().flat_map(|breaker| {
             let is = |name| u8::from(breaker.circuit.name() == name);
             ["closed", "half_open", "open"].map(|name| ([&*breaker.name, name], is(name)))
         });
-        let help = "State of a target's circuit breaker: 1 for the current state.";
-        text.gauges("semel_breaker_state", help, ["target", "state"], states);
+        text.values(&metric::BREAKER_STATE, states);
         let opened = breakers.iter().map(|breaker| ([&*breaker.name], breaker.opened));
-        let help = "Times that a target's circuit breaker opened.";
-        text.counters("semel_breaker_opened_total", help, ["target"], opened);
+        text.values(&metric::BREAKER_OPENED, opened);
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::definitions::Metric;
 use super::text::MetricsText;
 
 /// Upper bounds of the buckets, in seconds.
@@ -16,7 +17,41 @@ pub(crate) struct Histogram {
     micros: AtomicU64,
 }
 
+/// Number of buckets of a histogram, the one above all bounds included.
+pub(crate) const BUCKETS: usize = BOUNDS.len() + 1;
+
+/// The duration at or below which this share of the counted ones lies, estimated within its bucket; `None` without any.
+pub(crate) fn percentile(counts: &[u64; BUCKETS], share: f64) -> Option<Duration> {
+    let all: u64 = counts.iter().sum();
+    let wanted = all as f64 * share;
+    let (mut below, mut from) = (0.0, 0.0);
+    for (at, count) in counts.iter().enumerate() {
+        let count = *count as f64;
+        // What lies above the last bound is at least that long.
+        let to = BOUNDS.get(at).copied().unwrap_or(from);
+        if count > 0.0 && below + count >= wanted {
+            let within = (wanted - below) / count;
+            return Some(Duration::from_secs_f64(from + (to - from) * within));
+        }
+        below += count;
+        from = to;
+    }
+    None
+}
+
 impl Histogram {
+    /// The number of durations in each bucket.
+    pub(crate) fn counts(&self) -> [u64; BUCKETS] {
+        let mut counts = [0; BUCKETS];
+        let mut bounded = 0;
+        for (count, bucket) in counts.iter_mut().zip(&self.buckets) {
+            *count = bucket.load(Ordering::Relaxed);
+            bounded += *count;
+        }
+        counts[BUCKETS - 1] = self.count.load(Ordering::Relaxed).saturating_sub(bounded);
+        counts
+    }
+
     /// Counts a duration.
     pub(crate) fn add(&self, took: Duration) {
         let seconds = took.as_secs_f64();
@@ -28,25 +63,23 @@ impl Histogram {
     }
 
     /// Writes a metric that has this histogram only.
-    pub(super) fn write(&self, text: &mut MetricsText, metric: &str, help: &str) {
-        text.head(metric, "histogram", help);
-        self.write_series(text, metric, [], []);
+    pub(super) fn write(&self, text: &mut MetricsText, metric: &Metric) {
+        text.head(metric);
+        self.write_series(text, metric, []);
     }
 
-    /// Writes the series of one histogram with one label or none.
+    /// Writes the series of one histogram with these label values.
     pub(super) fn write_series<const N: usize>(
         &self,
         text: &mut MetricsText,
-        metric: &str,
-        labels: [&str; N],
+        metric: &Metric,
         values: [&str; N],
     ) {
+        let labels = || metric.labels.iter().copied().zip(values);
         let count = self.count.load(Ordering::Relaxed);
         let mut below = 0;
-        let bucket = format!("{metric}_bucket");
-        let mut write = |bound: &str, below: u64| match (labels.first(), values.first()) {
-            (Some(label), Some(value)) => text.series(&bucket, [*label, "le"], [([*value, bound], below)]),
-            _ => text.series(&bucket, ["le"], [([bound], below)]),
+        let mut write = |bound: &str, below: u64| {
+            text.line(metric.name, "_bucket", labels().chain([("le", bound)]), below);
         };
         for (bound, bucket) in BOUNDS.iter().zip(&self.buckets) {
             below += bucket.load(Ordering::Relaxed);
@@ -54,14 +87,31 @@ impl Histogram {
         }
         write("+Inf", count);
         let seconds = Duration::from_micros(self.micros.load(Ordering::Relaxed)).as_secs_f64();
-        text.series(&format!("{metric}_sum"), labels, [(values, seconds)]);
-        text.series(&format!("{metric}_count"), labels, [(values, count)]);
+        text.line(metric.name, "_sum", labels(), seconds);
+        text.line(metric.name, "_count", labels(), count);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::definitions::{ATTEMPT_SECONDS, WAIT_SECONDS};
     use super::*;
+
+    #[test]
+    fn percentiles_are_estimated_within_a_bucket() {
+        let histogram = Histogram::default();
+        assert_eq!(percentile(&histogram.counts(), 0.5), None);
+        for _ in 0..90 {
+            histogram.add(Duration::from_millis(8));
+        }
+        for _ in 0..10 {
+            histogram.add(Duration::from_secs(60));
+        }
+        let counts = histogram.counts();
+        let half = percentile(&counts, 0.5).unwrap();
+        assert!(half > Duration::from_millis(5) && half <= Duration::from_millis(10), "{half:?}");
+        assert_eq!(percentile(&counts, 0.99), Some(Duration::from_secs(30)), "at least the last bound");
+    }
 
     #[test]
     fn a_histogram_is_cumulative() {
@@ -70,18 +120,18 @@ mod tests {
             histogram.add(Duration::from_millis(millis));
         }
         let mut text = MetricsText::new();
-        histogram.write(&mut text, "x", "help");
-        histogram.write_series(&mut text, "y", ["target"], ["t"]);
+        histogram.write(&mut text, &WAIT_SECONDS);
+        histogram.write_series(&mut text, &ATTEMPT_SECONDS, ["t"]);
         let text = text.into_string();
         for line in [
-            "x_bucket{le=\"0.001\"} 1",
-            "x_bucket{le=\"0.005\"} 2",
-            "x_bucket{le=\"1\"} 3",
-            "x_bucket{le=\"30\"} 3",
-            "x_bucket{le=\"+Inf\"} 4",
-            "x_count 4",
-            "y_bucket{target=\"t\",le=\"+Inf\"} 4",
-            "y_sum{target=\"t\"} 60.704",
+            "semel_wait_seconds_bucket{le=\"0.001\"} 1",
+            "semel_wait_seconds_bucket{le=\"0.005\"} 2",
+            "semel_wait_seconds_bucket{le=\"1\"} 3",
+            "semel_wait_seconds_bucket{le=\"30\"} 3",
+            "semel_wait_seconds_bucket{le=\"+Inf\"} 4",
+            "semel_wait_seconds_count 4",
+            "semel_attempt_seconds_bucket{target=\"t\",le=\"+Inf\"} 4",
+            "semel_attempt_seconds_sum{target=\"t\"} 60.704",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in {text}");
         }

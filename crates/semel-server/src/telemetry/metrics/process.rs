@@ -1,5 +1,6 @@
 //! Metrics of the process, under the names that the client libraries of Prometheus use. A system without `/proc` has none.
 
+use super::definitions as metric;
 use super::text::MetricsText;
 
 /// Writes what `/proc` says about this process.
@@ -14,13 +15,12 @@ pub(super) fn write(text: &mut MetricsText) {
     let ticks = rustix::param::clock_ticks_per_second() as f64;
     let started: f64 = booted;
     let cpu = process.cpu_ticks as f64 / ticks;
-    text.counter("process_cpu_seconds_total", "CPU time of the process, user and system.", cpu);
+    text.value(&metric::PROCESS_CPU, cpu);
     let resident = process.resident_pages.saturating_mul(rustix::param::page_size() as u64);
-    text.gauge("process_resident_memory_bytes", "Resident memory of the process.", resident);
-    text.gauge("process_virtual_memory_bytes", "Virtual memory of the process.", process.virtual_bytes);
-    text.gauge("process_threads", "Number of threads of the process.", process.threads);
-    let started = started + process.started_ticks as f64 / ticks;
-    text.gauge("process_start_time_seconds", "Start of the process, in seconds since 1970.", started);
+    text.value(&metric::PROCESS_RESIDENT, resident);
+    text.value(&metric::PROCESS_VIRTUAL, process.virtual_bytes);
+    text.value(&metric::PROCESS_THREADS, process.threads);
+    text.value(&metric::PROCESS_START, started + process.started_ticks as f64 / ticks);
 }
 
 /// Fields of `/proc/self/stat`; proc(5) numbers them.

@@ -5,6 +5,8 @@
 
 use std::fmt::{Display, Write as _};
 
+use super::definitions::Metric;
+
 /// Metrics as text. Values of labels must not need escapes.
 #[derive(Debug)]
 pub(super) struct MetricsText(String);
@@ -18,58 +20,53 @@ impl MetricsText {
         self.0
     }
 
-    /// A gauge without labels.
-    pub(super) fn gauge(&mut self, metric: &str, help: &str, value: impl Display) {
-        self.gauges(metric, help, [], [([], value)]);
+    /// A metric without labels.
+    pub(super) fn value(&mut self, metric: &Metric, value: impl Display) {
+        self.values(metric, [([], value)]);
     }
 
-    /// A counter without labels.
-    pub(super) fn counter(&mut self, metric: &str, help: &str, value: impl Display) {
-        self.counters(metric, help, [], [([], value)]);
-    }
-
-    /// A gauge for each set of label values.
-    pub(super) fn gauges<'a, const N: usize, V: Display>(
+    /// A metric with a value for each set of label values.
+    pub(super) fn values<'a, const N: usize, V: Display>(
         &mut self,
-        metric: &str,
-        help: &str,
-        labels: [&str; N],
+        metric: &Metric,
         series: impl IntoIterator<Item = ([&'a str; N], V)>,
     ) {
-        self.head(metric, "gauge", help);
-        self.series(metric, labels, series);
-    }
-
-    /// A counter for each set of label values.
-    pub(super) fn counters<'a, const N: usize, V: Display>(
-        &mut self,
-        metric: &str,
-        help: &str,
-        labels: [&str; N],
-        series: impl IntoIterator<Item = ([&'a str; N], V)>,
-    ) {
-        self.head(metric, "counter", help);
-        self.series(metric, labels, series);
+        self.head(metric);
+        self.series(metric, series);
     }
 
     /// The head of a metric. Its series follow.
-    pub(super) fn head(&mut self, metric: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.0, "# HELP {metric} {help}\n# TYPE {metric} {kind}");
+    pub(super) fn head(&mut self, metric: &Metric) {
+        let Metric { name, help, kind, .. } = metric;
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {}", kind.name());
     }
 
     /// Series of the metric whose head was written last.
     pub(super) fn series<'a, const N: usize, V: Display>(
         &mut self,
-        metric: &str,
-        labels: [&str; N],
+        metric: &Metric,
         series: impl IntoIterator<Item = ([&'a str; N], V)>,
     ) {
         for (values, value) in series {
-            self.0.push_str(metric);
-            for (at, (label, text)) in labels.iter().zip(values).enumerate() {
-                let _ = write!(self.0, "{}{label}=\"{text}\"", if at == 0 { '{' } else { ',' });
-            }
-            let _ = writeln!(self.0, "{} {value}", if N == 0 { "" } else { "}" });
+            self.line(metric.name, "", metric.labels.iter().copied().zip(values), value);
         }
+    }
+
+    /// One series. `ending` is that of a part of a histogram.
+    pub(super) fn line<'a>(
+        &mut self,
+        name: &str,
+        ending: &str,
+        labels: impl IntoIterator<Item = (&'a str, &'a str)>,
+        value: impl Display,
+    ) {
+        self.0.push_str(name);
+        self.0.push_str(ending);
+        let mut separator = '{';
+        for (label, text) in labels {
+            let _ = write!(self.0, "{separator}{label}=\"{text}\"");
+            separator = ',';
+        }
+        let _ = writeln!(self.0, "{} {value}", if separator == '{' { "" } else { "}" });
     }
 }

@@ -128,6 +128,8 @@ fn check_that_all_arrive(fate: RedisFate) {
     let running: Vec<Mutex<Semel>> = (0..servers).map(|_| Mutex::new(deployment.serve(GATE))).collect();
     let (told, begun, threads) = (Mutex::new(BTreeMap::new()), AtomicUsize::new(0), 16);
     let (mut killed_with_work, redis_kills) = (0, AtomicUsize::new(0));
+    // A kill is due when this many have begun. Nobody goes on before the successor of the server to be killed is there.
+    let (due_at, successors) = (|kill: usize| count * kill / (kills + 1), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         if fate == RedisFate::IsKilled {
             let pause = if in_full() { Duration::from_secs(5) } else { Duration::from_millis(700) };
@@ -144,25 +146,32 @@ fn check_that_all_arrive(fate: RedisFate) {
             });
         }
         for _ in 0..threads {
-            let (running, told, begun) = (&running, &told, &begun);
+            let (running, told, begun, successors) = (&running, &told, &begun, &successors);
             scope.spawn(move || {
                 loop {
                     let number = begun.fetch_add(1, Ordering::SeqCst);
                     if number >= count {
                         return;
                     }
+                    let may_go = || number < due_at(successors.load(Ordering::SeqCst) + 1);
+                    wait::until("the next server is there", PATIENCE * 10, may_go).unwrap();
                     let heard = trigger(&running[number % servers], number, number / BURST % tenants);
                     told.lock().insert(number, heard);
                 }
             });
         }
         for kill in 1..=kills {
-            let due = || begun.load(Ordering::SeqCst) >= count * kill / (kills + 1);
-            wait::until("the next kill is due", PATIENCE * 10, due).unwrap();
             let successor = deployment.serve(GATE);
-            let mut victim = running[kill % servers].lock();
-            killed_with_work += usize::from(!buffers_nothing(&victim.admin()));
-            std::mem::replace(&mut *victim, successor).kill();
+            successors.store(kill, Ordering::SeqCst);
+            let due = || begun.load(Ordering::SeqCst) > due_at(kill);
+            wait::until("the next kill is due", PATIENCE * 10, due).unwrap();
+            let victim = running[kill % servers].lock().admin();
+            let has_work = || !buffers_nothing(&victim);
+            killed_with_work += usize::from(match fate {
+                RedisFate::Stays => wait::until("runs are buffered", PATIENCE, has_work).is_ok(),
+                RedisFate::IsKilled => has_work(),
+            });
+            std::mem::replace(&mut *running[kill % servers].lock(), successor).kill();
         }
     });
     let told: BTreeMap<usize, RunHistory> = told.into_inner();
@@ -174,7 +183,10 @@ fn check_that_all_arrive(fate: RedisFate) {
     if fate == RedisFate::Stays {
         assert!(buffered > count / 2, "only {buffered} of {count} were buffered");
     }
-    assert!(killed_with_work > 0, "no server was killed while runs were buffered");
+    match fate {
+        RedisFate::Stays => assert_eq!(killed_with_work, kills, "servers killed while runs were buffered"),
+        RedisFate::IsKilled => assert!(killed_with_work > 0, "no server was killed while runs were buffered"),
+    }
     assert!(buffered + direct > count / 2, "most were accepted: {buffered} and {direct}");
     let admin = running[0].lock().admin();
     wait_until_empty(&admin);

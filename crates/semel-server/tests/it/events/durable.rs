@@ -22,7 +22,9 @@ fn a_202_waits_for_the_replicas_that_it_needs() {
     let (primary, replica) = (Redis::start().unwrap(), Redis::start().unwrap());
     replica.replica_of(&primary).unwrap();
     let sink = Sink::start();
-    let bench = Bench::new(&[target("crm", &sink, ""), gate(&primary, "require_replicas = 1")].concat());
+    // The process knows that the gate holds: a trigger buffers its run first, and claims its key if that fails.
+    let settings = gate(&primary, "require_replicas = 1\nhold = \"1h\"");
+    let bench = Bench::new(&[target("crm", &sink, ""), settings].concat());
     let semel = bench.start();
     let admin = semel.admin();
     let (status, replicated) = trigger(&admin, "replicated");
@@ -35,7 +37,8 @@ fn a_202_waits_for_the_replicas_that_it_needs() {
     assert_eq!((status, &alone["cached"]), (201, &json!(false)), "{alone}");
     let (status, again) = trigger(&admin, "alone");
     assert_eq!((status, &again["id"]), (200, &alone["id"]));
-    assert!(metric(&admin, "semel_trigger_claims_total{outcome=\"failed_open\"}") >= 1.0);
+    let failed = metric(&admin, "semel_trigger_claims_total{outcome=\"failed_open\"}");
+    assert_eq!(failed, 2.0, "too few replicas had the buffered run, and then its claim");
     // The run that only the primary has, and the one in the ledger, are one.
     drop(semel);
     bench.configure(
@@ -50,6 +53,47 @@ fn a_202_waits_for_the_replicas_that_it_needs() {
     wait::until("the buffer is drained", PATIENCE, drained).unwrap();
     assert_eq!(admin.get("/v1/runs").expect(200)["items"].as_array().unwrap().len(), 2);
     assert_eq!(metric(&admin, "semel_buffer_drained_total{outcome=\"collided\"}"), 0.0);
+}
+
+// A 202 is as durable as the Redis of the buffer. The warning spoke of claims and outcomes.
+#[test]
+fn a_buffer_that_can_lose_runs_is_reported_at_the_start() {
+    let sink = Sink::start();
+    let message = "the Redis server can lose data";
+    let mut cases = Vec::new();
+    for (save, appendonly, appendfsync) in
+        [("", "no", "everysec"), ("3600 1", "no", "everysec"), ("", "yes", "everysec"), ("", "yes", "always")]
+    {
+        let redis = Redis::start().unwrap();
+        for (name, value) in [("save", save), ("appendonly", appendonly), ("appendfsync", appendfsync)] {
+            redis.config_set(name, value).unwrap();
+        }
+        let bench = Bench::new(&[target("crm", &sink, ""), gate(&redis, "")].concat());
+        let semel = bench.start();
+        // After Redis has answered.
+        semel.logged("buffering bursts of triggers");
+        let log = semel.log();
+        let mut warnings: Vec<String> = log
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+            .filter(|line| line["message"] == message)
+            .map(|line| line["warning"].as_str().unwrap().to_owned())
+            .collect();
+        assert!(warnings.len() <= 1, "once: {warnings:?}");
+        cases.push(warnings.pop().unwrap_or_default());
+    }
+    assert_eq!(
+        cases,
+        [
+            "Redis keeps nothing on disk: a restart loses all buffered runs that were answered with 202, and lost runs never \
+             start",
+            "Redis keeps snapshots only: a crash loses all buffered runs that were answered with 202 since the last one, and \
+             lost runs never start",
+            "Redis syncs its log once a second: a crash can lose the last seconds of buffered runs that were answered with \
+             202",
+            "",
+        ]
+    );
 }
 
 // The buffer's Redis comes back empty: that is seen, and a retry of the trigger starts a run that is not lost.

@@ -210,7 +210,19 @@ fn every_path_answers_as_documented() {
     let won = api.call("POST /v1/claims", "", claim("released"), 200);
     api.call("POST /v1/claims/{claim_id}/release", &text(&won["claim_id"]), None, 200);
     api.call("POST /v1/claims/{claim_id}/release", "x", None, 404);
-    let short = json!({ "namespace": "n", "key": "lost", "lease": "100ms", "in_flight_max": "100ms" });
+    let won = api.call("POST /v1/claims", "", claim("abandoned"), 200);
+    api.call("POST /v1/claims/{claim_id}/abandon", &text(&won["claim_id"]), None, 200);
+    let operations = json!([{ "claim": claim("batch") }, { "renew": { "claim_id": "x" } }]);
+    let batch = api.call("POST /v1/claims/batch", "", json!({ "operations": operations }), 200);
+    let id = text(&batch["results"][0]["result"]["claim_id"]);
+    api.call("POST /v1/claims/renew", "", json!({ "claim_ids": [id] }), 200);
+    let outcome = json!({ "claim_id": id, "outcome": [1] });
+    let operations = json!([{ "complete": outcome }, { "claim": claim("done") }]);
+    api.call("POST /v1/claims/batch?wait=false", "", json!({ "operations": operations }), 200);
+    let won = api.call("POST /v1/claims", "", claim("deferred"), 200);
+    let id = text(&won["claim_id"]);
+    api.call("POST /v1/claims/{claim_id}/complete?wait=false", &id, json!({ "outcome": [1] }), 202);
+    let short = json!({ "namespace": "n", "key": "lost", "lease": "100ms", "in_flight_max": "100ms", "begin": false });
     let doubted = api.call("POST /v1/claims", "", short, 200);
     api.call("POST /v1/claims/{claim_id}/begin", &text(&doubted["claim_id"]), None, 200);
     let doubted = text(&doubted["key_id"]);
@@ -228,6 +240,14 @@ fn every_path_answers_as_documented() {
     api.call("POST /v1/keys/find", "", json!({ "key": "k" }), 501);
     api.call("GET /v1/status", "", None, 200);
     api.call("GET /v1/targets", "", None, 200);
+    for action in ["pause", "resume", "retry"] {
+        let operation = format!("POST /v1/targets/{{name}}/{action}");
+        api.call(&operation, "crm", json!({ "reason": "r" }), 200);
+        api.call("GET /v1/targets", "", None, 200);
+        api.call("GET /v1/status", "", None, 200);
+        api.call(&operation, "x", json!({ "reason": "r" }), 404);
+        api.call(&operation, "crm", json!({ "reason": "" }), 400);
+    }
     api.call("GET /v1/keys?limit=1", "", None, 200);
     api.call("GET /v1/keys?namespace=n&scope=a&key=done&phase=done", "", None, 200);
     api.call("GET /v1/keys?phase=x", "", None, 400);

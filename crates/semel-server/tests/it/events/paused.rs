@@ -21,7 +21,7 @@ fn config(folder: &Path, name: &str, ledger: &str, url: &str, more: &str) -> Pat
     let text = format!(
         "secret = {{ env = \"SECRET\" }}\n[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n\
          [ledger]\nurl = \"{ledger}\"\nlease = \"3s\"\n\
-         [[target]]\nname = \"all\"\nurl = \"{url}\"\nretry = {{ timeout = \"20s\" }}\n{more}\n",
+         [[target]]\nname = \"all\"\nurl = \"{url}\"\nretry = {{ timeout = \"20s\" }}\n{more}\n[log]\nlevel = \"debug\"\n",
     );
     std::fs::write(&file, text).unwrap();
     file

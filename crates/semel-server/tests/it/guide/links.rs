@@ -64,7 +64,7 @@ fn every_page_is_in_the_index() {
 fn the_sources_name_pages_that_exist() {
     let mut missing = Vec::new();
     let mut sources = files(&root().join("scripts"), &["sh"]);
-    for name in ["test", "prove", "contract", "clients", "coverage"] {
+    for name in ["test", "prove", "contract", "clients", "linters", "coverage", "release", "api"] {
         sources.push(root().join("scripts").join(name));
     }
     for part in std::fs::read_dir(root().join("crates")).unwrap() {
@@ -132,7 +132,8 @@ fn commands_in_sentences_exist() {
             let words: Vec<&str> = span.split_whitespace().collect();
             let is_known = match words[..] {
                 ["semel", command, ref rest @ ..] if command.starts_with(char::is_lowercase) => {
-                    let nested = ["keys", "config", "events", "dlq", "runs"].contains(&command);
+                    let nested =
+                        ["keys", "config", "events", "dlq", "runs", "store", "targets"].contains(&command);
                     let names: Vec<&str> = [command]
                         .into_iter()
                         .chain(rest.iter().copied().filter(|_| nested).take(1))

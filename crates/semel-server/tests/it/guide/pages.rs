@@ -29,7 +29,7 @@ pub(super) struct Block {
 /// Every page: those of the repository's folder, and all of `docs`.
 pub(super) fn pages() -> Vec<Page> {
     let mut pages = files(&root().join("docs"), &["md"]);
-    for name in ["README", "ARCHITECTURE", "CONTRIBUTING", "SECURITY", "CHANGELOG"] {
+    for name in ["README", "ARCHITECTURE", "CONTRIBUTING", "RELEASING", "SECURITY", "CHANGELOG"] {
         pages.push(root().join(name).with_extension("md"));
     }
     let named = |path: PathBuf| Page::read(path.strip_prefix(root()).unwrap().to_str().unwrap());

@@ -120,6 +120,14 @@ impl HoldingProxy {
         wait::until(what, PATIENCE, || self.is_caught()).unwrap();
     }
 
+    /// Closes every connection, with what is held on it. New ones can be opened.
+    pub(crate) fn cut(&self) {
+        for connection in std::mem::take(&mut self.shared.state.lock().connections) {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+        self.release();
+    }
+
     /// Lets everything that is held go on.
     pub(crate) fn release(&self) {
         self.shared.state.lock().releases += 1;

@@ -16,12 +16,14 @@ use super::folder::{LockedFolder, setup};
 use super::header::{self, Shutdown};
 use super::reader::Readers;
 use super::schema::{self, ConnectionRole, Layout};
-use super::table;
+use super::table::{self, fact};
 use super::writer::{Writer, WriterShared};
 use crate::batch::BatchQueue;
+use crate::outage::{RefusedWrites, Server};
 use crate::store::local::Local;
+use crate::store::transfer::TransferWatch;
 use crate::store::{Error, ErrorKind};
-use crate::time::{Clock, SystemClock};
+use crate::time::{Clock, SystemClock, instant};
 
 /// Settings of an [`EmbeddedStore`]. Created by [`EmbeddedStore::builder`].
 #[derive(Clone, Debug)]
@@ -121,6 +123,8 @@ impl EmbeddedBuilder {
         let connection = schema::connect(&database, ConnectionRole::Writer).map_err(sql)?;
         self.check(&connection, &database, &faults)?;
         let floor = table::read_floor(&connection).map_err(|error| faults.explain_row(&error))?;
+        let state =
+            table::read_meta(&connection, fact::TRANSFER).map_err(|error| faults.explain_row(&error))?;
         // SQLite syncs the name of its log with the first commit and ignores the result; a log without a name would
         // lose every commit. Reading has created the log, so its name is synced here.
         sync_names(&folder)?;
@@ -130,15 +134,19 @@ impl EmbeddedBuilder {
         }
         let readers = Readers::open(&database).map_err(sql)?;
         schema::tidy_on_close(&connection).map_err(sql)?;
+        let path = folder.path().to_owned();
         let shared = Arc::new(WriterShared {
+            name: format!("embedded:{}", path.display()),
             queue: BatchQueue::new(self.queue_limit),
             local: Local::default(),
             clock: self.clock,
             faults,
+            transfer: TransferWatch::default(),
             poison: OnceLock::new(),
             commits: AtomicU64::new(0),
+            refused: RefusedWrites::new(Server::of(format!("embedded:{}", folder.path().display()), "store")),
         });
-        let path = folder.path().to_owned();
+        shared.transfer.saw(state.as_deref(), instant(), &shared.name)?;
         let writer = Writer {
             shared: Arc::clone(&shared),
             connection,
@@ -203,8 +211,12 @@ impl EmbeddedBuilder {
         }
         folder.discard_draft()?;
         folder.make_draft()?;
-        schema::create(&folder.draft(), Layout { page_size: self.page_size }, self.clock.now())
-            .map_err(|error| cannot_create(&database, &error))?;
+        schema::create(
+            &folder.draft_without_links()?,
+            Layout { page_size: self.page_size },
+            self.clock.now(),
+        )
+        .map_err(|error| cannot_create(&database, &error))?;
         folder.publish_draft()
     }
 }

@@ -15,22 +15,29 @@ use crate::sync::Mutex;
 /// A failure that is reported to several callers of one batch.
 #[derive(Clone, Debug)]
 pub(super) struct BatchFault {
-    kind: ErrorKind,
+    pub(super) kind: ErrorKind,
     message: String,
+    /// True if the log names the cause.
+    pub(super) is_logged: bool,
 }
 
 impl BatchFault {
     pub(super) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into() }
+        Self { kind, message: message.into(), is_logged: false }
     }
 
     /// The same message for a caller whose command may have been written.
     pub(super) fn ambiguous(&self) -> Error {
         let message = &self.message;
-        Error::new(
+        self.error(
             ErrorKind::Ambiguous,
             format!("{message}; whether this command was kept shows after the restart: repeat it unchanged"),
         )
+    }
+
+    fn error(&self, kind: ErrorKind, message: String) -> Error {
+        let error = Error::new(kind, message);
+        if self.is_logged { error.logged() } else { error }
     }
 }
 
@@ -42,7 +49,7 @@ impl fmt::Display for BatchFault {
 
 impl From<BatchFault> for Error {
     fn from(fault: BatchFault) -> Self {
-        Error::new(fault.kind, fault.message)
+        fault.error(fault.kind, fault.message.clone())
     }
 }
 

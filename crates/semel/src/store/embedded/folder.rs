@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 use super::schema;
 use crate::store::{Error, ErrorKind};
 
+/// The temporary name of a new database.
+const DRAFT: &str = "semel.new";
+
 /// A folder that this process has locked. The lock ends with the process, or when this is dropped.
 #[derive(Debug)]
 pub(super) struct LockedFolder {
@@ -76,7 +79,15 @@ impl LockedFolder {
 
     /// The temporary name of a new database.
     pub(super) fn draft(&self) -> PathBuf {
-        self.path.join("semel.new")
+        self.path.join(DRAFT)
+    }
+
+    /// The draft by a path without links above it. SQLite refuses links in the path of a new file; the folder itself may be
+    /// reached by one, as a state directory of systemd is.
+    pub(super) fn draft_without_links(&self) -> Result<PathBuf, Error> {
+        let folder = fs::canonicalize(&self.path)
+            .map_err(|error| setup(&self.path, "the folder cannot be accessed", error))?;
+        Ok(folder.join(DRAFT))
     }
 
     /// Rewrites the log that a process left behind with its own content, and syncs it.
@@ -159,8 +170,9 @@ fn private_file(_: &mut OpenOptions) {}
 fn keep_private(folder: &Path) {
     use std::os::unix::fs::PermissionsExt as _;
     const OTHERS: u32 = 0o077;
-    let mode = |path: &Path| fs::symlink_metadata(path).ok().map(|found| found.permissions().mode() & 0o7777);
-    if let Some(mode) = mode(folder).filter(|mode| mode & OTHERS != 0) {
+    let mode = |found: io::Result<fs::Metadata>| found.ok().map(|found| found.permissions().mode() & 0o7777);
+    // Of the folder, not of a link that leads to it.
+    if let Some(mode) = mode(fs::metadata(folder)).filter(|mode| mode & OTHERS != 0) {
         tracing::warn!(
             target: "semel", folder = %folder.display(), mode = format_args!("{mode:04o}"),
             "other users have permissions on the store's folder: chmod 700 it"
@@ -169,7 +181,8 @@ fn keep_private(folder: &Path) {
     for name in FILES {
         let path = folder.join(name);
         let is_file = fs::symlink_metadata(&path).is_ok_and(|found| found.is_file());
-        let Some(mode) = mode(&path).filter(|mode| is_file && mode & OTHERS != 0) else { continue };
+        let rights = mode(fs::symlink_metadata(&path));
+        let Some(mode) = rights.filter(|mode| is_file && mode & OTHERS != 0) else { continue };
         let file = path.display();
         match fs::set_permissions(&path, fs::Permissions::from_mode(0o600)) {
             Ok(()) => tracing::warn!(

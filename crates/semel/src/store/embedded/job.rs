@@ -10,7 +10,8 @@ use super::table::{self, RowError, Written};
 use super::writer::WriterShared;
 use crate::key::KeyId;
 use crate::record::{self, Command, Fence, Ruling};
-use crate::store::Error;
+use crate::store::transfer::apply_closed;
+use crate::store::{Error, Snapshot};
 use crate::time::Timestamp;
 
 /// A job for the writer.
@@ -118,6 +119,11 @@ impl<'a> Writing<'a> {
 
     /// Executes a command on a record, inside the job's transaction.
     pub(crate) fn apply(&mut self, id: KeyId, command: Command) -> Result<Ruling, Error> {
+        if let Some(refusal) = self.shared.transfer.refusal(&command, &self.shared.name) {
+            let found = table::get(self.transaction, id).map_err(|error| self.explain(&error))?;
+            let found = found.map(|record| Snapshot { id, record, now: self.now() });
+            return apply_closed(found, &command, refusal);
+        }
         let (ruling, _) =
             self.execute(id, &command).map_err(|trouble| self.shared.explain(&trouble.into()))?;
         self.changes.push((id, command, ruling.clone()));

@@ -89,45 +89,47 @@ impl Readers {
         Ok(bad)
     }
 
-    /// A page of records in the order of their ids. Records in progress have their own index.
     pub(super) fn page(&self, query: Scan, clock: &dyn Clock) -> Result<Page, RowError> {
-        let Scan { phase, after, limit } = query;
-        let connection = self.pages.lock();
-        let in_flight = matches!(phase, Some(Phase::Claimed | Phase::Begun | Phase::Lapsed | Phase::InDoubt));
-        let sql = match in_flight {
-            true => {
-                "SELECT id, state, sum, record FROM records INDEXED BY records_in_flight
-                 WHERE id > ?1 AND state IN (2, 3) ORDER BY id"
-            }
-            false => "SELECT id, state, sum, record FROM records WHERE id > ?1 ORDER BY id",
-        };
-        let mut statement = connection.prepare_cached(sql)?;
-        // The empty blob sorts before every id.
-        let after = after.map_or_else(Vec::new, |after| after.as_bytes().to_vec());
-        let mut rows = statement.query([after])?;
-        let mut page = Page::default();
-        let (mut looked_at, mut bytes) = (0, 0);
-        let mut last = None;
-        while let Some(row) = rows.next()? {
-            if page.items.len() >= limit || looked_at >= LOOK_AT.max(limit) || bytes >= PAGE_BYTES {
-                page.next = last;
-                break;
-            }
-            looked_at += 1;
-            let id = table::key_id(row)?;
-            last = Some(id);
-            if !possible(phase, row.get(1)?) {
-                continue;
-            }
-            let record = table::read_record(id.as_bytes(), row, 2)?;
-            let now = clock.now();
-            if phase.is_none_or(|phase| record.phase(now) == phase) {
-                bytes += row.get_ref(3)?.as_blob().map_or(0, <[u8]>::len);
-                page.items.push(Snapshot { id, record, now });
-            }
-        }
-        Ok(page)
+        page(&self.pages.lock(), query, clock)
     }
+}
+
+/// A page of records in the order of their ids. Records in progress have their own index.
+pub(super) fn page(connection: &Connection, query: Scan, clock: &dyn Clock) -> Result<Page, RowError> {
+    let Scan { phase, after, limit } = query;
+    let sql = match phase.is_some_and(Phase::is_in_progress) {
+        true => {
+            "SELECT id, state, sum, record FROM records INDEXED BY records_in_flight
+             WHERE id > ?1 AND state IN (2, 3) ORDER BY id"
+        }
+        false => "SELECT id, state, sum, record FROM records WHERE id > ?1 ORDER BY id",
+    };
+    let mut statement = connection.prepare_cached(sql)?;
+    // The empty blob sorts before every id.
+    let after = after.map_or_else(Vec::new, |after| after.as_bytes().to_vec());
+    let mut rows = statement.query([after])?;
+    let mut page = Page::default();
+    let (mut looked_at, mut bytes) = (0, 0);
+    let mut last = None;
+    while let Some(row) = rows.next()? {
+        if page.items.len() >= limit || looked_at >= LOOK_AT.max(limit) || bytes >= PAGE_BYTES {
+            page.next = last;
+            break;
+        }
+        looked_at += 1;
+        let id = table::key_id(row)?;
+        last = Some(id);
+        if !possible(phase, row.get(1)?) {
+            continue;
+        }
+        let record = table::read_record(id.as_bytes(), row, 2)?;
+        let now = clock.now();
+        if phase.is_none_or(|phase| record.phase(now) == phase) {
+            bytes += row.get_ref(3)?.as_blob().map_or(0, <[u8]>::len);
+            page.items.push(Snapshot { id, record, now });
+        }
+    }
+    Ok(page)
 }
 
 /// True if a record in `state` can be in `phase`, without reading the rest of it.

@@ -277,6 +277,8 @@ pub(super) mod fact {
     pub(in crate::store::embedded) const CREATED: &str = "created";
     pub(in crate::store::embedded) const FLOOR: &str = "fence_floor";
     pub(in crate::store::embedded) const SECRET: &str = "secret";
+    /// Whether the store grants claims; missing in a store that was never moved or filled.
+    pub(in crate::store::embedded) const TRANSFER: &str = "transfer";
 }
 
 /// The fence floor is stored as decimal digits, so that an operator can read it.
@@ -301,6 +303,28 @@ pub(super) fn read_mark(connection: &Connection, mark: MarkId) -> Result<Option<
         .query_row([mark.as_bytes()], |row| Ok((row.get(0)?, row.get(1)?)))
         .optional()?;
     row.map(|(sum, value)| check_mark(mark.as_bytes(), &sum, value)).transpose()
+}
+
+/// The marks after `after`, in the order of their ids.
+pub(super) fn marks(
+    connection: &Connection,
+    after: &[u8],
+    limit: usize,
+) -> Result<Vec<(MarkId, u64)>, RowError> {
+    let mut statement =
+        connection.prepare_cached("SELECT id, sum, value FROM marks WHERE id > ?1 ORDER BY id LIMIT ?2")?;
+    let mut rows = statement.query(params![after, i64::try_from(limit).unwrap_or(i64::MAX)])?;
+    let mut marks = Vec::new();
+    while let Some(row) = rows.next()? {
+        let (id, sum): (Vec<u8>, Vec<u8>) = (row.get(0)?, row.get(1)?);
+        let value = check_mark(&id, &sum, row.get(2)?)?;
+        let mark = id.try_into().map(MarkId::from_bytes).map_err(|id: Vec<u8>| {
+            let reason = "its id has not 16 bytes".to_owned();
+            RowError::Damaged(BadRow { table: MARKS, number: None, key: id, sum, reason })
+        })?;
+        marks.push((mark, value));
+    }
+    Ok(marks)
 }
 
 pub(super) fn check_mark(id: &[u8], sum: &[u8], value: i64) -> Result<u64, RowError> {

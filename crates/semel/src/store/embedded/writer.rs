@@ -16,22 +16,28 @@ use super::schema;
 use super::table::RowError;
 use crate::batch::{BatchQueue, QueueRefusal, Waited};
 use crate::key::KeyId;
+use crate::outage::RefusedWrites;
 use crate::record::{Command, Fence, Ruling};
-use crate::store::Error;
 use crate::store::local::Local;
+use crate::store::transfer::TransferWatch;
+use crate::store::{Error, ErrorKind};
 use crate::time::Clock;
 
 /// The state that the writer and the callers share.
 #[derive(Debug)]
 pub(super) struct WriterShared {
+    /// The store's name in messages.
+    pub(super) name: String,
     pub(super) queue: BatchQueue<Job>,
     pub(super) local: Local,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) faults: Faults,
+    pub(super) transfer: TransferWatch,
     /// Set by the first failed sync and never cleared.
     pub(super) poison: OnceLock<BatchFault>,
     /// Number of committed transactions, each with at most one sync.
     pub(super) commits: AtomicU64,
+    pub(super) refused: RefusedWrites,
 }
 
 impl WriterShared {
@@ -44,15 +50,23 @@ impl WriterShared {
 
     /// From now on nothing is acknowledged. The first fault is final.
     pub(super) fn poison(&self, fault: BatchFault) -> BatchFault {
-        if self.poison.set(fault.clone()).is_ok() {
-            tracing::error!(%fault, "the embedded store acknowledges no writes until a restart");
-        }
+        let fault = self.log(fault);
+        let _ = self.poison.set(fault.clone());
         self.poison.get().cloned().unwrap_or(fault)
+    }
+
+    /// Logs that the disk is full or fails, once until it works again.
+    fn log(&self, mut fault: BatchFault) -> BatchFault {
+        if matches!(fault.kind, ErrorKind::Full | ErrorKind::Unavailable | ErrorKind::Poisoned) {
+            self.refused.refused(&fault.to_string());
+            fault.is_logged = true;
+        }
+        fault
     }
 
     /// Translates a row error for a caller.
     pub(super) fn explain(&self, error: &RowError) -> Error {
-        self.faults.explain_row(error).into()
+        self.log(self.faults.explain_row(error)).into()
     }
 
     fn submit(&self, job: Job) -> Result<(), Error> {
@@ -148,6 +162,7 @@ impl Writer {
         let mut rest = batch.drain(..);
         match self.try_commit(&mut rest, &mut pending) {
             Ok(changes) => {
+                self.shared.refused.wrote();
                 // Everything is durable: announce it to waiters and caches first, then answer the callers.
                 for (id, command, ruling) in &changes {
                     self.shared.local.announce(*id, command, ruling);
@@ -167,6 +182,7 @@ impl Writer {
                 rest.for_each(|job| job.refuse(&fault));
             }
             Err(Abort { fault, damage: Damage::None }) => {
+                let fault = self.shared.log(fault);
                 let alone = pending.len() + rest.len() == 1;
                 let mut again = Vec::new();
                 for job in pending {

@@ -51,6 +51,7 @@ impl Settings {
     /// Explains a row that cannot be read.
     pub(super) fn explain_row(&self, error: &PgRowError) -> PostgresError {
         match error {
+            PgRowError::Postgres(error) => error.clone(),
             PgRowError::Sql(error) => self.explain(error),
             PgRowError::Decode(error) => PostgresError::corrupt(&self.target, &error.to_string()),
         }

@@ -1,8 +1,16 @@
 //! Commands inside the caller's transaction: the record and the caller's rows commit together.
+//!
+//! A transaction can stay open for longer than the lease of its claim, and a transfer reads only what is committed. So
+//! a transaction joins before it begins: it takes a lock on the table that conflicts with nothing and that a transfer
+//! can see, and then reads whether the store was moved. A transfer waits for the transactions that had joined when the
+//! store was marked as moved; one that joins later is refused.
+//!
+//! `LOCK TABLE` takes no snapshot. A REPEATABLE READ transaction therefore reads the state as of a moment after the
+//! lock, or has an older snapshot, which does not contain its claim, and is refused for that.
 
 use std::sync::Arc;
 
-use sqlx::PgConnection;
+use sqlx::{PgConnection, Row as _};
 
 use super::PostgresStore;
 use super::columns::{Swap, SwapColumns};
@@ -10,7 +18,11 @@ use super::row::{self, PgRowError, Stored};
 use crate::key::KeyId;
 use crate::record::{self, Command, Fence, Ruling};
 use crate::store::Error;
+use crate::store::transfer::TransferState;
 use crate::time::Timestamp;
+
+/// The last column of the statement that locks a record.
+const STATE_COLUMN: usize = 24;
 
 impl PostgresStore {
     /// Executes a command on a record inside an open transaction, and locks the record until that ends. `None` if the
@@ -23,11 +35,18 @@ impl PostgresStore {
     ) -> Result<Option<Ruling>, Error> {
         let settings = Arc::clone(&self.shared.settings);
         let explain = |error: PgRowError| Error::from(settings.explain_row(&error));
-        let Some(Stored { record, version, now, .. }) =
-            self.lock_record(transaction, id).await.map_err(explain)?
-        else {
+        let is_begin = matches!(command, Command::Begin(_));
+        if is_begin {
+            let join = sqlx::raw_sql(settings.statements.join.sql());
+            join.execute(&mut *transaction).await.map_err(|error| explain(error.into()))?;
+        }
+        let Some((stored, state)) = self.lock_record(transaction, id).await.map_err(explain)? else {
             return Ok(None);
         };
+        if is_begin && let Some(refusal) = TransferState::from_stored(state.as_deref())?.refusal(self) {
+            return Err(refusal);
+        }
+        let Stored { record, version, now, .. } = stored;
         let mut changed = Some(record.clone());
         let ruling = record::apply(&mut changed, command, now, Fence::default());
         // The read has already locked it: an unchanged record needs no write.
@@ -58,15 +77,17 @@ impl PostgresStore {
         Ok(Some(ruling))
     }
 
+    /// Locks and reads a record, and the state of the store.
     async fn lock_record(
         &self,
         transaction: &mut PgConnection,
         id: KeyId,
-    ) -> Result<Option<Stored>, PgRowError> {
+    ) -> Result<Option<(Stored, Option<Vec<u8>>)>, PgRowError> {
         let query =
             self.shared.settings.query(&self.shared.settings.statements.lock).bind(id.as_bytes().as_slice());
         let row = query.fetch_optional(transaction).await?;
-        row.as_ref().map(row::stored).transpose()
+        let Some(row) = row else { return Ok(None) };
+        Ok(Some((row::stored(&row)?, row.try_get(STATE_COLUMN)?)))
     }
 
     /// Translates the error of Semel's statement in the caller's transaction.

@@ -39,7 +39,7 @@ impl PostgresStore {
             };
             let found = match read().await {
                 Ok(None) => {
-                    keep(&shared).await.map_err(|error| explain(&shared, &error.into()))?;
+                    keep(&shared).await?;
                     read().await
                 }
                 found => found,
@@ -53,9 +53,9 @@ impl PostgresStore {
     pub(in crate::store) async fn begin_generation(&self) -> Result<Copies, Error> {
         let shared = std::sync::Arc::clone(&self.shared);
         self.run_on_thread(async move {
-            keep(&shared).await.map_err(|error| explain(&shared, &error.into()))?;
+            keep(&shared).await?;
             let query = shared.settings.query(&shared.settings.statements.renew_copies);
-            let rows = shared.fetch(query).await.map_err(|error| explain(&shared, &error.into()))?;
+            let rows = shared.fetch(query).await?;
             require_copies(&shared, first(&rows))
         })
         .await
@@ -67,7 +67,7 @@ impl PostgresStore {
     }
 }
 
-async fn keep(shared: &StoreShared) -> Result<(), sqlx::Error> {
+async fn keep(shared: &StoreShared) -> Result<(), PostgresError> {
     let id: [u8; 16] = rand::random();
     let query = shared.settings.query(&shared.settings.statements.keep_copies);
     shared.fetch(query.bind(id.as_slice())).await.map(drop)

@@ -6,7 +6,9 @@ use crate::store::{Error, ErrorKind};
 
 /// The error of a command that may have been executed.
 pub(super) fn ambiguous(error: &PostgresError) -> Error {
-    Error::new(ErrorKind::Ambiguous, format!("{error}; whether the command was executed is unknown"))
+    let ambiguous =
+        Error::new(ErrorKind::Ambiguous, format!("{error}; whether the command was executed is unknown"));
+    if error.is_logged() { ambiguous.logged() } else { ambiguous }
 }
 
 impl From<PostgresError> for Error {
@@ -19,6 +21,8 @@ impl From<PostgresError> for Error {
             PostgresErrorKind::Corrupt => ErrorKind::Corrupt,
             PostgresErrorKind::SecretDiffers => ErrorKind::SecretDiffers,
         };
-        Error::new(kind, error.message)
+        let is_logged = error.is_logged();
+        let error = Error::new(kind, error.message);
+        if is_logged { error.logged() } else { error }
     }
 }

@@ -111,7 +111,7 @@ impl LaneTask {
                         () = self.queue.items.arrival() => {}
                     }
                 }
-                Err(fault) if fault.remedy == Remedy::None => {}
+                Err(fault) if matches!(fault.remedy, Remedy::None | Remedy::Wait) => {}
                 Err(_) => {
                     self.failures += 1;
                     failing.wait().await;
@@ -128,7 +128,7 @@ impl LaneTask {
             }
         }
         match fault.remedy {
-            Remedy::Reconnect => {}
+            Remedy::Reconnect | Remedy::Wait => {}
             // One of them may be blocking all.
             Remedy::Retry if self.failures < 2 || batch.len() == 1 => {}
             Remedy::Retry => self.alone = batch.len(),
@@ -141,7 +141,7 @@ impl LaneTask {
         }
     }
 
-    /// Answers the commands whose time is over.
+    /// Answers the commands whose time is over; in an outage all of them.
     fn give_up(&self, waiting: &mut Vec<Item>, fault: Option<&PostgresError>) {
         let now = Instant::now();
         let busy;
@@ -155,7 +155,8 @@ impl LaneTask {
                 &busy
             }
         };
-        for item in waiting.extract_if(.., |item| item.deadline <= now) {
+        let is_outage = fault.remedy == Remedy::Wait;
+        for item in waiting.extract_if(.., |item| is_outage || item.deadline <= now) {
             item.fail(fault);
         }
     }
@@ -255,6 +256,7 @@ impl LaneTask {
             let answer = row::answer(row).map_err(|error| explain(&error))?;
             if let RowAnswer::Inserted { .. } = answer {
                 self.last = LoneClaimResult::Nothing;
+                shared.availability.wrote();
             }
             known.insert(id, answer.judged(versions.get(&id).copied().unwrap_or_default()));
         }
@@ -363,7 +365,7 @@ impl LaneTask {
             }
             Err(fault) => failed = Some(fault),
         }
-        let held_for = HELD_FOR.min(shared.settings.patience / 2);
+        let held_for = HELD_FOR.min(shared.settings.timeout / 2);
         let unknown = failed.as_ref().is_some_and(|fault| fault.execution == Execution::Unknown);
         for group in groups {
             if written.contains_key(&group.id) {

@@ -11,18 +11,24 @@ use tokio::time::timeout;
 
 use super::Pooling;
 use super::builder::Settings;
+use crate::outage::Availability;
 
 /// A connection of one task. Opened on first use, and closed after every failure that may have left it in an unknown
 /// state.
 #[derive(Debug)]
 pub(super) struct OwnConnection {
     settings: Arc<Settings>,
+    availability: Arc<Availability>,
     connection: Option<PgConnection>,
 }
 
 impl OwnConnection {
-    pub(super) fn new(settings: Arc<Settings>) -> Self {
-        Self { settings, connection: None }
+    pub(super) fn new(
+        settings: Arc<Settings>,
+        availability: Arc<Availability>,
+        connection: Option<PgConnection>,
+    ) -> Self {
+        Self { settings, availability, connection }
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -32,9 +38,8 @@ impl OwnConnection {
     /// Connects and checks the server, if there is no connection.
     pub(super) async fn connect(&mut self) -> Result<&mut PgConnection, PostgresError> {
         if self.connection.is_none() {
-            let connected = timeout(self.settings.patience, semel_postgres::connect(&self.settings)).await;
-            self.connection =
-                Some(connected.unwrap_or_else(|_| Err(PostgresError::unreachable(&self.settings.target)))?);
+            let connecting = semel_postgres::connect(&self.settings);
+            self.connection = Some(self.availability.connect(&self.settings, connecting).await?);
         }
         Ok(self.connection.as_mut().expect("it was just made"))
     }
@@ -44,19 +49,24 @@ impl OwnConnection {
         &mut self,
         query: Query<'_, Postgres, PgArguments>,
     ) -> Result<Vec<PgRow>, PostgresError> {
-        let settings = Arc::clone(&self.settings);
-        // Longer than the server's own limit: the server knows the result better.
-        let limit = settings.patience * 2 + Duration::from_millis(500);
+        match self.try_fetch(query).await {
+            Ok(rows) => Ok(rows),
+            Err(fault) => Err(self.availability.judge_error(fault).await),
+        }
+    }
+
+    async fn try_fetch(
+        &mut self,
+        query: Query<'_, Postgres, PgArguments>,
+    ) -> Result<Vec<PgRow>, PostgresError> {
+        let (settings, availability) = (Arc::clone(&self.settings), Arc::clone(&self.availability));
         // A failure to connect has sent nothing.
         let connection = self.connect().await?;
-        let fetched = timeout(limit, run(&settings, connection, query)).await;
-        let result = match fetched {
-            Ok(Ok(rows)) => Ok(rows),
-            Ok(Err(error)) => Err(settings.explain(&error)),
-            Err(_) => Err(PostgresError::timed_out(&settings.target)),
-        };
+        let statement =
+            async { run(&settings, connection, query).await.map_err(|error| settings.explain(&error)) };
+        let result = availability.execute(&settings, statement).await;
         if let Err(fault) = &result
-            && (fault.remedy == Remedy::Reconnect
+            && (matches!(fault.remedy, Remedy::Reconnect | Remedy::Wait)
                 || fault.execution == Execution::Unknown
                 || settings.pooling == Pooling::Transaction)
         {

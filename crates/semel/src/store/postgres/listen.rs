@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use semel_postgres::Subscription;
+use semel_postgres::{PostgresError, Subscription};
 use sqlx::Row as _;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -24,6 +24,7 @@ use super::shared::{StoreShared, TRUST};
 use crate::backoff::Backoff;
 use crate::hex;
 use crate::key::KeyId;
+use crate::outage::Verdict;
 use crate::store::Trust;
 use crate::sync::Mutex;
 
@@ -45,6 +46,10 @@ pub(super) async fn listen(shared: Arc<StoreShared>, pulse: Arc<Pulse>, ready: o
     let mut ready = Some(ready);
     let mut backoff = Backoff::new(Duration::from_millis(15), Duration::from_millis(1500));
     loop {
+        if shared.availability.refusal().is_some() {
+            backoff.wait().await;
+            continue;
+        }
         match Subscription::open(&shared.settings, shared.channel()).await {
             Ok(mut subscription) => {
                 backoff.reset();
@@ -54,6 +59,7 @@ pub(super) async fn listen(shared: Arc<StoreShared>, pulse: Arc<Pulse>, ready: o
                 if let Some(ready) = ready.take() {
                     let _ = ready.send(());
                 }
+                let outages = shared.availability.ended_outages();
                 tokio::select! {
                     () = receive(&shared, &pulse, &mut subscription) => {}
                     () = pulse.deaf.notified() => {}
@@ -61,7 +67,11 @@ pub(super) async fn listen(shared: Arc<StoreShared>, pulse: Arc<Pulse>, ready: o
                 subscription.close().await;
                 *pulse.until.lock() = None;
                 shared.trust(Trust::Unconfirmed);
-                tracing::warn!(target = %shared.settings.target, "wake-ups are lost: reconnecting, waiters poll");
+                // Often the first sign of an outage, or its last one: that was logged.
+                let is_available = shared.availability.judge().await == Verdict::Available;
+                if is_available && shared.availability.ended_outages() == outages {
+                    tracing::warn!(store = %shared.settings.address, "wake-ups are lost: reconnecting, waiters poll");
+                }
             }
             Err(error) => tracing::debug!(%error, "the listener cannot connect yet"),
         }
@@ -123,18 +133,27 @@ async fn acknowledge(shared: &StoreShared, nonce: [u8; 8]) {
     let query =
         shared.settings.query(&shared.settings.statements.notify).bind(shared.channel()).bind(payload);
     let said = shared.fetch(query).await;
-    if let Err(error) = said {
-        tracing::warn!(%error, "could not confirm that a key was forgotten; the forget is answered later");
+    match said {
+        Ok(_) => {}
+        Err(error) if error.is_logged() => {
+            tracing::debug!(%error, "could not confirm that a key was forgotten; the forget is answered later");
+        }
+        Err(error) => {
+            tracing::warn!(%error, "could not confirm that a key was forgotten; the forget is answered later");
+        }
     }
 }
 
 /// Proves that this process listens, while it has caches. Withdraws trust if it is not heard, or if the database has
-/// another secret.
+/// another secret. Reads whether the store grants claims.
 pub(super) async fn send_heartbeats(shared: Arc<StoreShared>, pulse: Arc<Pulse>) {
     let mut number: u64 = 0;
     loop {
         if let Err(fault) = shared.compare_secret().await {
             tracing::debug!(%fault, "could not compare the deployment's secret");
+        }
+        if let Err(fault) = shared.read_transfer().await {
+            tracing::debug!(%fault, "could not read whether the store grants claims; every claim reads it");
         }
         if shared.has_caches() {
             number += 1;
@@ -167,7 +186,7 @@ pub(super) async fn send_heartbeats(shared: Arc<StoreShared>, pulse: Arc<Pulse>)
 }
 
 /// Written before it is sent: a forget waits for this process from then on.
-async fn announce_process(shared: &StoreShared, number: u64) -> Result<(), sqlx::Error> {
+async fn announce_process(shared: &StoreShared, number: u64) -> Result<(), PostgresError> {
     let statements = &shared.settings.statements;
     let trust = columns::micros(TRUST);
     shared.appeared.store(true, Ordering::Release);

@@ -22,6 +22,7 @@ use super::queue::{CommandQueue, Item, Pace};
 use super::row::{self, RowAnswer};
 use super::shared::StoreShared;
 use crate::key::KeyId;
+use crate::outage::Availability;
 use crate::record::{self, Command, Fence, NewClaim, Ruling};
 use crate::store::{Error, ErrorKind};
 
@@ -39,8 +40,9 @@ pub(super) struct Lone {
 pub(super) type LonePermit = OwnedMutexGuard<OwnConnection>;
 
 impl Lone {
-    pub(super) fn new(settings: &Arc<Settings>) -> Self {
-        let spare = Arc::new(Mutex::new(OwnConnection::new(Arc::clone(settings))));
+    pub(super) fn new(settings: &Arc<Settings>, availability: &Arc<Availability>) -> Self {
+        let spare = OwnConnection::new(Arc::clone(settings), Arc::clone(availability), None);
+        let spare = Arc::new(Mutex::new(spare));
         Self { spare, not_before: crate::sync::Mutex::default() }
     }
 
@@ -78,9 +80,9 @@ impl Lone {
 
     /// Returns once the claim in progress has ended. An operator's command comes after every claim that was sent
     /// before, also one whose caller was dropped. A claim whose caller exists but does not poll is waited for no
-    /// longer than `patience`.
-    pub(super) async fn end(&self, patience: Duration) {
-        drop(timeout(patience, self.spare.lock()).await);
+    /// longer than `timeout`.
+    pub(super) async fn end(&self, within: Duration) {
+        drop(timeout(within, self.spare.lock()).await);
     }
 
     pub(super) async fn close(&self) {
@@ -107,7 +109,7 @@ pub(super) async fn claim(
     id: KeyId,
     claim: NewClaim,
 ) -> Result<Ruling, Error> {
-    let deadline = Instant::now() + shared.settings.patience;
+    let deadline = Instant::now() + shared.settings.timeout;
     let command = Command::Claim(claim);
     let (fault, above) = match insert(&shared, &mut pass, id, &command).await {
         InsertResult::Ruled(ruling) => return Ok(ruling),
@@ -136,6 +138,7 @@ async fn insert(shared: &StoreShared, pass: &mut LonePermit, id: KeyId, command:
     };
     match rows.first().map(row::inserted) {
         Some(Ok(RowAnswer::Inserted { fence, floor, now })) if fence > floor => {
+            shared.availability.wrote();
             let below = Fence::new(fence.get().saturating_sub(1));
             InsertResult::Ruled(record::apply(&mut None, command, now, below))
         }

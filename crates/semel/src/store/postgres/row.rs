@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use semel_postgres::PostgresError;
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
@@ -39,6 +40,8 @@ pub(super) struct Stored {
 /// Why a row could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PgRowError {
+    #[error(transparent)]
+    Postgres(#[from] PostgresError),
     #[error(transparent)]
     Sql(#[from] sqlx::Error),
     #[error(transparent)]

@@ -16,28 +16,38 @@ use crate::store::given::{GivenSecret, Kept};
 /// The secret for this process: the one that it has, or the stored one, or else `candidate`.
 pub(super) async fn give(shared: &StoreShared, candidate: &Secret) -> Result<Secret, PostgresError> {
     let kept = keep(shared, shared.given.get().unwrap_or(candidate)).await?;
+    let given = shared.given.give(&of_bytes(shared, kept)?, &shared.settings.target);
+    given.map_err(|error| refused(&error))
+}
+
+/// The secret in the database, if there is one.
+pub(super) async fn stored(shared: &StoreShared) -> Result<Option<Secret>, PostgresError> {
+    let rows = shared.fetch(shared.settings.query(&shared.settings.statements.read_secret)).await?;
+    let kept = rows.first().map(|row| row.try_get(0)).transpose();
+    let kept = kept.map_err(|error| shared.settings.explain(&error))?;
+    kept.map(|kept| of_bytes(shared, kept)).transpose()
+}
+
+fn of_bytes(shared: &StoreShared, kept: Vec<u8>) -> Result<Secret, PostgresError> {
     let bytes = kept.try_into().map_err(|_| {
         let damaged = DecodeError::Damaged("secret");
         shared.settings.explain_row(&damaged.into())
     })?;
-    let given = shared.given.give(&Secret::from_bytes(bytes), &shared.settings.target);
-    given.map_err(|error| refused(&error))
+    Ok(Secret::from_bytes(bytes))
 }
 
 /// Stores a secret if there is none, and reads the stored one.
 async fn keep(shared: &StoreShared, secret: &Secret) -> Result<Vec<u8>, PostgresError> {
     let statements = &shared.settings.statements;
-    let kept: Result<Vec<u8>, sqlx::Error> = async {
-        let read = || shared.fetch(shared.settings.query(&statements.read_secret));
-        if let Some(row) = read().await?.first() {
-            return row.try_get(0);
-        }
-        let query = shared.settings.query(&statements.keep_secret);
-        shared.fetch(query.bind(secret.expose().as_slice())).await?;
-        read().await?.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)
+    let read = || shared.fetch(shared.settings.query(&statements.read_secret));
+    let explain = |error| shared.settings.explain(&error);
+    if let Some(row) = read().await?.first() {
+        return row.try_get(0).map_err(explain);
     }
-    .await;
-    kept.map_err(|error| shared.settings.explain(&error))
+    let query = shared.settings.query(&statements.keep_secret);
+    shared.fetch(query.bind(secret.expose().as_slice())).await?;
+    let rows = read().await?;
+    rows.first().ok_or(sqlx::Error::RowNotFound).and_then(|row| row.try_get(0)).map_err(explain)
 }
 
 fn refused(error: &Error) -> PostgresError {

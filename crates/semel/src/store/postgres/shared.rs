@@ -6,9 +6,10 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use semel_postgres::PostgresError;
+use semel_postgres::{PostgresError, ReplacedPool};
+use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgRow;
-use sqlx::{PgPool, Row as _};
+use sqlx::{PgConnection, Postgres, Row as _};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
@@ -19,8 +20,10 @@ use super::judge::Group;
 use super::link;
 use super::queue::Item;
 use crate::key::KeyId;
+use crate::outage::Availability;
 use crate::record::{Command, Ruling};
 use crate::store::given::GivenSecret;
+use crate::store::transfer::TransferWatch;
 use crate::store::{Invalidate, Trust, Wakeups};
 use crate::sync::Mutex;
 
@@ -36,8 +39,9 @@ pub(super) type ProcessId = [u8; 16];
 /// Shared by everything that belongs to one store.
 pub(super) struct StoreShared {
     pub(super) settings: Arc<Settings>,
+    pub(super) availability: Arc<Availability>,
     /// For reads, listings and sweeps.
-    pub(super) side: PgPool,
+    side: ReplacedPool,
     pub(super) process: ProcessId,
     pub(super) wakeups: Wakeups,
     pub(super) acks: Acks,
@@ -52,6 +56,7 @@ pub(super) struct StoreShared {
     pub(super) appeared: AtomicBool,
     trusted: Mutex<Trusted>,
     pub(super) given: GivenSecret,
+    pub(super) transfer: TransferWatch,
     pub(super) runtime: tokio::runtime::Handle,
 }
 
@@ -68,10 +73,15 @@ impl Trusted {
 }
 
 impl StoreShared {
-    pub(super) fn new(settings: Arc<Settings>, side: PgPool, runtime: tokio::runtime::Handle) -> Self {
+    pub(super) fn new(
+        settings: Arc<Settings>,
+        availability: Arc<Availability>,
+        runtime: tokio::runtime::Handle,
+    ) -> Self {
         Self {
+            side: ReplacedPool::new(&settings.connection),
             settings,
-            side,
+            availability,
             process: rand::random(),
             wakeups: Wakeups::new(),
             acks: Acks::default(),
@@ -83,6 +93,7 @@ impl StoreShared {
             appeared: AtomicBool::new(false),
             trusted: Mutex::new(Trusted { heard: Trust::Unconfirmed, agreed: true }),
             given: GivenSecret::default(),
+            transfer: TransferWatch::default(),
             runtime,
         }
     }
@@ -91,14 +102,44 @@ impl StoreShared {
     pub(super) async fn fetch(
         &self,
         query: sqlx::query::Query<'_, sqlx::Postgres, sqlx::postgres::PgArguments>,
-    ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let mut connection = self.side.acquire().await?;
-        let rows = link::run(&self.settings, &mut connection, query).await;
-        if rows.is_err() {
-            // It may be inside a failed transaction, or broken.
-            connection.close_on_drop();
+    ) -> Result<Vec<PgRow>, PostgresError> {
+        self.on_side(async |connection| {
+            let rows = link::run(&self.settings, connection, query).await;
+            rows.map_err(|error| self.settings.explain(&error))
+        })
+        .await
+    }
+
+    /// Does `work` on one of the side connections.
+    pub(super) async fn on_side<T>(
+        &self,
+        work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, PostgresError>,
+    ) -> Result<T, PostgresError> {
+        let done = async {
+            let mut connection = self.availability.connect(&self.settings, self.side_connection()).await?;
+            let done = self.availability.execute(&self.settings, work(&mut connection)).await;
+            if done.is_err() {
+                // It may be inside a failed transaction, or broken.
+                connection.close_on_drop();
+            }
+            done
+        };
+        match done.await {
+            Ok(done) => Ok(done),
+            Err(error) => Err(self.availability.judge_error(error).await),
         }
-        rows
+    }
+
+    async fn side_connection(&self) -> Result<PoolConnection<Postgres>, PostgresError> {
+        let connected = self.side.get(self.availability.ended_outages()).acquire().await;
+        connected.map_err(|error| {
+            PostgresError::connecting(&self.settings.target, self.settings.options.get_username(), &error)
+        })
+    }
+
+    /// Closes the side connections.
+    pub(super) async fn close(&self) {
+        self.side.get(self.availability.ended_outages()).close().await;
     }
 
     /// The name of this process in notifications.
@@ -202,8 +243,12 @@ impl StoreShared {
             Some(swap) if swap.invalidate => {
                 let shared = Arc::clone(self);
                 self.runtime.spawn(async move {
-                    if let Err(fault) = shared.wait_for_caches(swap.version).await {
-                        tracing::warn!(%fault, "cannot ask which processes must forget a key; waiting until all caches have expired");
+                    if let Err(error) = shared.wait_for_caches(swap.version).await {
+                        if error.is_logged() {
+                            tracing::debug!(%error, "cannot ask which processes must forget a key; waiting until all caches have expired");
+                        } else {
+                            tracing::warn!(%error, "cannot ask which processes must forget a key; waiting until all caches have expired");
+                        }
                         tokio::time::sleep(CACHE_AGE).await;
                     }
                     shared.acks.forget(swap.version);
@@ -233,7 +278,7 @@ impl StoreShared {
     async fn wait_for_caches(&self, nonce: i64) -> Result<(), PostgresError> {
         let explain = |error: sqlx::Error| self.settings.explain(&error);
         let query = self.settings.query(&self.settings.statements.others).bind(self.process.as_slice());
-        let rows = self.fetch(query).await.map_err(explain)?;
+        let rows = self.fetch(query).await?;
         let mut others = HashSet::new();
         let mut longest = Duration::ZERO;
         for row in &rows {

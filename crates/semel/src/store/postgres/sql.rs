@@ -96,6 +96,7 @@ pub(super) struct Statements {
     pub(super) read: Statement,
     pub(super) standing: Statement,
     pub(super) scan: Statement,
+    pub(super) scan_in_progress: Statement,
     pub(super) arm: Statement,
     pub(super) due: Statement,
     pub(super) guard_floor: Statement,
@@ -104,10 +105,20 @@ pub(super) struct Statements {
     pub(super) shrink: Statement,
     pub(super) more_due: Statement,
     pub(super) lock: Statement,
+    /// Lets a transfer see this transaction until it ends.
+    pub(super) join: Statement,
+    pub(super) open_transactions: Statement,
     pub(super) keep_secret: Statement,
     pub(super) read_secret: Statement,
     pub(super) read_mark: Statement,
     pub(super) raise_mark: Statement,
+    pub(super) list_marks: Statement,
+    /// Whether the store grants claims.
+    pub(super) read_transfer: Statement,
+    pub(super) change_transfer: Statement,
+    /// Writes records of another store.
+    pub(super) import: Statement,
+    pub(super) clock_and_floor: Statement,
     pub(super) used_bytes: Statement,
     pub(super) appear: Statement,
     pub(super) leave: Statement,
@@ -147,7 +158,8 @@ impl Statements {
             swap_and_invalidate: fill(SWAP_AND_INVALIDATE),
             read: fill(READ),
             standing: fill(STANDING),
-            scan: fill(SCAN),
+            scan: fill(&SCAN.replace("{condition}", "true")),
+            scan_in_progress: fill(&SCAN.replace("{condition}", "r.state IN (2, 3)")),
             arm: fill(ARM),
             due: fill(DUE),
             guard_floor: fill("SELECT 1 FROM {schema}.meta WHERE name = 'sweep' FOR UPDATE"),
@@ -162,6 +174,8 @@ impl Statements {
                 ")"
             )),
             lock: fill(LOCK),
+            join: fill("LOCK TABLE {schema}.record IN ROW SHARE MODE"),
+            open_transactions: fill(OPEN_TRANSACTIONS),
             keep_secret: fill(
                 "INSERT INTO {schema}.meta (name, bytes) VALUES ('secret', $1) ON CONFLICT (name) DO NOTHING",
             ),
@@ -172,6 +186,11 @@ impl Statements {
                 "INSERT INTO {schema}.mark AS m (id, value) VALUES ($1, $2) ON CONFLICT (id) DO UPDATE \
                  SET value = greatest(m.value, excluded.value) RETURNING value",
             ),
+            list_marks: fill("SELECT id, value FROM {schema}.mark WHERE id > $1 ORDER BY id LIMIT $2"),
+            read_transfer: fill("SELECT bytes FROM {schema}.meta WHERE name = 'transfer'"),
+            change_transfer: fill(CHANGE_TRANSFER),
+            import: fill(IMPORT),
+            clock_and_floor: fill(concat!("SELECT ", clock!(), ", last_value FROM {schema}.fence_floor")),
             appear: fill(concat!(
                 "INSERT INTO {schema}.process (id, trusted_until) VALUES ($1, ",
                 clock!(),
@@ -287,19 +306,27 @@ const WRITE: &str = concat!(
      SELECT id, lease_left, CASE WHEN wake THEN pg_notify($8, 'w' || encode(id, 'hex'))::text END FROM taken"
 );
 
+/// The records of [`super::columns::SwapColumns`].
+macro_rules! swap_input {
+    () => {
+        "input AS MATERIALIZED (SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], \
+         $5::bool[], $6::bool[], $7::smallint[], $8::smallint[], $9::bytea[], $10::bytea[], $11::bigint[], \
+         $12::bigint[], $13::bigint[], $14::bytea[], $15::bigint[], $16::bigint[], $17::bigint[], $18::bigint[], \
+         $19::bigint[], $20::bigint[], $21::bigint[], $22::bigint[], $23::bigint[], $24::bigint[], $25::bigint[], \
+         $26::bytea[]) AS i(id, seen, judged_until, version, wake, invalidate, state, mode, fingerprint, owner, \
+         fence, epoch, attempt, hint, claimed_at, changed_at, lease_until, expires_at, forget_at, sweep_at, lease, \
+         in_flight_max, retention, grace, memory, outcome))"
+    };
+}
+
 /// Writes records that the rules judged, if they are unchanged since. Never waits for a locked row: it comes back as
 /// not written, and is read again.
 macro_rules! swap {
     ($more:expr) => {
         concat!(
-    "WITH input AS MATERIALIZED (SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], \
-     $5::bool[], $6::bool[], $7::smallint[], $8::smallint[], $9::bytea[], $10::bytea[], $11::bigint[], \
-     $12::bigint[], $13::bigint[], $14::bytea[], $15::bigint[], $16::bigint[], $17::bigint[], $18::bigint[], \
-     $19::bigint[], $20::bigint[], $21::bigint[], $22::bigint[], $23::bigint[], $24::bigint[], $25::bigint[], \
-     $26::bytea[]) AS i(id, seen, judged_until, version, wake, invalidate, state, mode, fingerprint, owner, fence, \
-     epoch, attempt, hint, claimed_at, changed_at, lease_until, expires_at, forget_at, sweep_at, lease, \
-     in_flight_max, retention, grace, memory, outcome)), \
-     locked AS MATERIALIZED (SELECT r.id FROM {schema}.record r JOIN input i ON r.id = i.id \
+    "WITH ",
+    swap_input!(),
+    ", locked AS MATERIALIZED (SELECT r.id FROM {schema}.record r JOIN input i ON r.id = i.id \
      WHERE r.version = i.seen AND ",
     clock!(),
     " < i.judged_until ORDER BY r.id FOR UPDATE OF r SKIP LOCKED), \
@@ -324,6 +351,46 @@ const SWAP: &str = swap!("");
 const SWAP_AND_INVALIDATE: &str =
     swap!(concat!(", generation AS (", next_generation!("EXISTS (SELECT FROM put WHERE invalidate)"), ")"));
 
+/// Replaces the state $1 by $2. A store without one is open. Also begins a new generation of copies: records may have
+/// changed while the store was closed.
+const CHANGE_TRANSFER: &str = concat!(
+    "WITH generation AS (",
+    next_generation!("true"),
+    ") INSERT INTO {schema}.meta AS m (name, bytes) SELECT 'transfer', $2::bytea WHERE $1::bytea = 'open' OR EXISTS \
+     (SELECT FROM {schema}.meta n WHERE n.name = 'transfer' AND n.bytes = $1) \
+     ON CONFLICT (name) DO UPDATE SET bytes = excluded.bytes WHERE m.bytes = $1 RETURNING 1"
+);
+
+/// How much a record knows about its claim: claimed, begun, ended. As `is_ahead` in store/transfer.rs.
+macro_rules! rank {
+    ($of:literal) => {
+        concat!("CASE ", $of, "state WHEN 2 THEN 0 WHEN 3 THEN 1 ELSE 2 END")
+    };
+}
+
+/// Writes records as another store had them, unless the stored one is ahead. Only while the state is $27: the lock on it
+/// keeps a late statement of a killed process from writing after the store was opened.
+const IMPORT: &str = concat!(
+    "WITH filling AS MATERIALIZED (SELECT 1 FROM {schema}.meta WHERE name = 'transfer' AND bytes = $27 FOR SHARE), ",
+    swap_input!(),
+    ", written AS (INSERT INTO {schema}.record AS r (id, version, state, mode, fingerprint, owner, fence, epoch, attempt, \
+     hint, claimed_at, changed_at, lease_until, expires_at, forget_at, sweep_at, lease, in_flight_max, retention, \
+     grace, memory, outcome) SELECT id, version, state, mode, fingerprint, owner, fence, epoch, attempt, hint, \
+     claimed_at, changed_at, lease_until, expires_at, forget_at, sweep_at, lease, in_flight_max, retention, grace, \
+     memory, outcome FROM input WHERE EXISTS (SELECT FROM filling) ON CONFLICT (id) DO UPDATE SET \
+     version = excluded.version, state = excluded.state, mode = excluded.mode, fingerprint = excluded.fingerprint, \
+     owner = excluded.owner, fence = excluded.fence, epoch = excluded.epoch, attempt = excluded.attempt, \
+     hint = excluded.hint, claimed_at = excluded.claimed_at, changed_at = excluded.changed_at, \
+     lease_until = excluded.lease_until, expires_at = excluded.expires_at, forget_at = excluded.forget_at, \
+     sweep_at = excluded.sweep_at, lease = excluded.lease, in_flight_max = excluded.in_flight_max, \
+     retention = excluded.retention, grace = excluded.grace, memory = excluded.memory, outcome = excluded.outcome \
+     WHERE (r.fence, ",
+    rank!("r."),
+    ") <= (excluded.fence, ",
+    rank!("excluded."),
+    ") RETURNING r.id) SELECT id FROM written UNION ALL SELECT NULL FROM filling"
+);
+
 const READ: &str = concat!(
     "SELECT ",
     columns!("r."),
@@ -347,7 +414,7 @@ const SCAN: &str = concat!(
     ", ",
     clock!(),
     ", NULL::bigint FROM {schema}.record r \
-     WHERE r.id > $1 ORDER BY r.id LIMIT $2"
+     WHERE r.id > $1 AND {condition} ORDER BY r.id LIMIT $2"
 );
 
 /// Marks records in progress as waited for, so that their changes are notified. Returns the records in progress,
@@ -385,12 +452,18 @@ const SHRINK: &str = "UPDATE {schema}.record r SET state = 5, outcome = NULL, ve
      sweep_at = i.sweep_at FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[]) \
      AS i(id, seen, version, sweep_at) WHERE r.id = i.id AND r.version = i.seen";
 
-/// Locks one record for the caller's transaction, and reads the time after that.
+/// Locks one record for the caller's transaction, and reads the time after that. The last column is the state of the
+/// store.
 const LOCK: &str = concat!(
     "SELECT ",
     columns!("r."),
     ", ",
     clock!(),
-    ", NULL::bigint FROM (SELECT * FROM {schema}.record \
-     WHERE id = $1 FOR UPDATE) r"
+    ", NULL::bigint, (SELECT m.bytes FROM {schema}.meta m WHERE m.name = 'transfer') \
+     FROM (SELECT * FROM {schema}.record WHERE id = $1 FOR UPDATE) r"
 );
+
+/// The transactions that have joined, also prepared ones. Statements of the store hold the same lock for a moment.
+const OPEN_TRANSACTIONS: &str = "SELECT DISTINCT virtualtransaction || coalesce(' of process ' || pid, '') FROM pg_locks \
+     WHERE locktype = 'relation' AND relation = '{schema}.record'::regclass AND mode = 'RowShareLock' \
+     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";

@@ -1,7 +1,7 @@
 //! Removes expired records, a bounded number of rows in each short transaction.
 
 use semel_postgres::PostgresError;
-use sqlx::{AssertSqlSafe, PgConnection, Row as _};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 
 use super::columns::moment;
 use super::row::{self, PgRowError, Stored};
@@ -14,14 +14,18 @@ use crate::store::Swept;
 const STEP: usize = 500;
 
 pub(super) async fn sweep(shared: &StoreShared, limit: usize) -> Result<Swept, PostgresError> {
-    let explain = |error| shared.settings.explain(&error);
     // Processes that crashed.
-    shared.fetch(shared.settings.query(&shared.settings.statements.tidy)).await.map_err(explain)?;
+    shared.fetch(shared.settings.query(&shared.settings.statements.tidy)).await?;
     let mut swept = Swept::default();
     let mut left = limit;
     while left > 0 {
         let asked = left.min(STEP);
-        let (found, step) = step(shared, asked).await.map_err(|error| shared.settings.explain_row(&error))?;
+        let (found, step) = shared
+            .on_side(async |connection| {
+                let step = step(shared, connection, asked).await;
+                step.map_err(|error| shared.settings.explain_row(&error))
+            })
+            .await?;
         swept.shrunk += step.shrunk;
         swept.removed += step.removed;
         if found < asked {
@@ -29,18 +33,21 @@ pub(super) async fn sweep(shared: &StoreShared, limit: usize) -> Result<Swept, P
         }
         left -= found;
     }
-    let rows =
-        shared.fetch(shared.settings.query(&shared.settings.statements.more_due)).await.map_err(explain)?;
+    let rows = shared.fetch(shared.settings.query(&shared.settings.statements.more_due)).await?;
     swept.more = match rows.first() {
-        Some(row) => row.try_get(0).map_err(explain)?,
+        Some(row) => row.try_get(0).map_err(|error| shared.settings.explain(&error))?,
         None => false,
     };
     Ok(swept)
 }
 
-async fn step(shared: &StoreShared, limit: usize) -> Result<(usize, Swept), PgRowError> {
+async fn step(
+    shared: &StoreShared,
+    connection: &mut PgConnection,
+    limit: usize,
+) -> Result<(usize, Swept), PgRowError> {
     let statements = &shared.settings.statements;
-    let mut transaction = shared.side.begin_with(AssertSqlSafe(shared.settings.begin.clone())).await?;
+    let mut transaction = connection.begin_with(AssertSqlSafe(shared.settings.begin.clone())).await?;
     let rows = shared
         .settings
         .query(&statements.due)
@@ -88,7 +95,7 @@ fn columns(rows: &[(KeyId, Stored)]) -> (Vec<&[u8]>, Vec<i64>) {
 /// Must be called before the rows are removed. A sequence is raised immediately, whatever the result of the
 /// transaction, and its position in the log is before the removal's: no crash preserves the removal and loses the
 /// floor.
-async fn raise_floor(
+pub(super) async fn raise_floor(
     shared: &StoreShared,
     transaction: &mut PgConnection,
     floor: Fence,

@@ -22,6 +22,7 @@ use super::script;
 use super::script::Rules;
 use super::{Guess, RedisStore, Shared, begin};
 use crate::store::given::GivenSecret;
+use crate::store::transfer::TransferWatch;
 use crate::store::{Error, ErrorKind, Wakeups};
 
 /// What to do if the server comes back with less data than it had. It is always logged.
@@ -35,6 +36,34 @@ pub enum OnStoreLoss {
     Refuse(Duration),
 }
 
+/// What a server keeps. Warnings about lost data name it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RedisContent {
+    /// Records of effects.
+    #[default]
+    Records,
+    /// Runs that wait in a burst buffer.
+    BufferedRuns,
+}
+
+impl RedisContent {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Records => "claims and outcomes",
+            Self::BufferedRuns => "buffered runs that were answered with 202",
+        }
+    }
+
+    /// The consequence of a loss.
+    pub(super) const fn consequence(self) -> &'static str {
+        match self {
+            Self::Records => "effects can run again",
+            Self::BufferedRuns => "lost runs never start",
+        }
+    }
+}
+
 /// Settings of a [`RedisStore`].
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it connects"]
@@ -46,6 +75,8 @@ pub struct RedisBuilder {
     on_store_loss: OnStoreLoss,
     check_every: Duration,
     root_certificate: Option<Vec<u8>>,
+    used_for: &'static str,
+    content: RedisContent,
     /// A change of the script before it is sent.
     #[cfg(all(test, feature = "testkit"))]
     rules: Option<fn(&str) -> String>,
@@ -61,6 +92,8 @@ impl RedisBuilder {
             on_store_loss: OnStoreLoss::default(),
             check_every: Duration::from_secs(60),
             root_certificate: None,
+            used_for: "store",
+            content: RedisContent::default(),
             #[cfg(all(test, feature = "testkit"))]
             rules: None,
         }
@@ -116,13 +149,25 @@ impl RedisBuilder {
         self
     }
 
+    /// What the server is used for, in the log lines about an outage (`store`).
+    pub fn used_for(mut self, purpose: &'static str) -> Self {
+        self.used_for = purpose;
+        self
+    }
+
+    /// What the server keeps, for the warnings about lost data ([`Records`](RedisContent::Records)).
+    pub fn content(mut self, content: RedisContent) -> Self {
+        self.content = content;
+        self
+    }
+
     /// Connects, and checks that the server can meet the promises.
     ///
     /// # Errors
     /// The settings or the server are wrong, and the error says what to do: an eviction policy, a replica, an old
     /// server, missing permissions.
     pub async fn connect(self) -> Result<RedisStore, Error> {
-        let check_every = self.check_every;
+        let (check_every, used_for) = (self.check_every, self.used_for);
         let shared = self.shared(Wakeups::new())?;
         let (watched, watches) = unbounded_channel();
         let (calls, called) = unbounded_channel();
@@ -137,19 +182,21 @@ impl RedisBuilder {
             runtime.block_on(async move {
                 let first = health::introduce_first(&background).await;
                 let connected = first.is_ok();
-                let told = greeting.send(first.map(|()| tokio::runtime::Handle::current()));
+                let availability = health::availability(&background, used_for);
+                let of_store = (tokio::runtime::Handle::current(), Arc::clone(&availability));
+                let told = greeting.send(first.map(|()| of_store));
                 if connected && told.is_ok() {
                     tokio::spawn(begin(called));
-                    tokio::spawn(listen(Arc::clone(&background), watches));
-                    tokio::spawn(health::watch_over(background, check_every));
+                    tokio::spawn(listen(Arc::clone(&background), Some(Arc::clone(&availability)), watches));
+                    tokio::spawn(health::watch_over(background, availability, check_every));
                     // Ends, with an error, when the store is dropped.
                     let _ = stopped.await;
                 }
             });
         };
         std::thread::Builder::new().name("semel-redis".to_owned()).spawn(work).map_err(thread_failed)?;
-        let runtime = greeted.await.map_err(thread_failed)??;
-        Ok(RedisStore { shared, runtime, calls, watched, _running: running })
+        let (runtime, availability) = greeted.await.map_err(thread_failed)??;
+        Ok(RedisStore { shared, availability, runtime, calls, watched, _running: running })
     }
 
     /// The same server for values of another store: under other names, and with a short timeout.
@@ -157,11 +204,11 @@ impl RedisBuilder {
     pub(super) fn beside(
         mut self,
         space: &str,
-        patience: Duration,
+        timeout: Duration,
         wakeups: Wakeups,
     ) -> Result<Arc<Shared>, Error> {
         self.prefix = format!("{}:{space}", self.prefix);
-        self.timeouts = Timeouts { connect: patience, response: patience };
+        self.timeouts = Timeouts { connect: timeout, response: timeout };
         self.shared(wakeups)
     }
 
@@ -176,19 +223,20 @@ impl RedisBuilder {
         let rules =
             self.rules.map_or(rules, |changed| Rules::of(changed(script::RULES), &changed(script::COMPLETE)));
         // Replicas that do not answer must not make a call seem unanswered.
-        let patience = self.timeouts.response / 2;
+        let timeout = self.timeouts.response / 2;
         Ok(Arc::new(Shared {
             name: shown(&self.url),
             process: rand::random(),
             link: Arc::new(Link::new(address, self.timeouts)),
             names,
             rules,
-            replicas: Replicas::new(self.require_replicas, patience),
+            replicas: Replicas::new(self.require_replicas, timeout),
             wakeups,
             caches: Caches::new(),
             clock: ServerClock::default(),
-            health: ServerHealth::new(self.on_store_loss),
+            health: ServerHealth::new(self.on_store_loss, self.content),
             given: GivenSecret::default(),
+            transfer: TransferWatch::default(),
             guess: Guess::default(),
             completions: Completions::new(),
             listing: IdListing::default(),

@@ -1,5 +1,6 @@
 //! A connection to Redis for components that are not stores: sources, buffers, gates.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, TlsCertificates, Value};
@@ -9,15 +10,19 @@ use super::error::CallReach;
 use super::link::Link;
 use super::replicas::Replicas;
 use super::script::{Dialect, Script};
+use crate::outage::{Availability, Server};
 use crate::store::Error;
 
 /// A connection that many calls share, opened on first use and reopened when it breaks. It accepts the same URLs as
 /// the store: one server, Sentinel, Cluster, with or without TLS.
 ///
 /// A blocking command needs its own client, with a response timeout longer than its block.
+///
+/// While the server does not answer, calls fail at once. The outage and its end are logged once.
 #[derive(Debug)]
 pub struct RedisClient {
-    link: Link,
+    link: Arc<Link>,
+    availability: Arc<Availability>,
     name: String,
     replicas: Replicas,
 }
@@ -30,6 +35,7 @@ pub struct RedisClientBuilder {
     timeouts: Timeouts,
     root_certificate: Option<Vec<u8>>,
     require_replicas: usize,
+    used_for: &'static str,
 }
 
 /// Whether a command changes data, which determines the meaning of a lost answer.
@@ -89,6 +95,12 @@ impl RedisClientBuilder {
         self
     }
 
+    /// What the server is used for, in the log lines about an outage (`client`).
+    pub fn used_for(mut self, purpose: &'static str) -> Self {
+        self.used_for = purpose;
+        self
+    }
+
     /// Parses the URL. Nothing is sent yet.
     ///
     /// # Errors
@@ -99,7 +111,14 @@ impl RedisClientBuilder {
         let address = RedisAddress::parse(&self.url, certificates)?;
         // Within the response timeout.
         let replicas = Replicas::new(self.require_replicas, self.timeouts.response / 2);
-        Ok(RedisClient { link: Link::new(address, self.timeouts), name: shown(&self.url), replicas })
+        let (name, link) = (shown(&self.url), Arc::new(Link::new(address, self.timeouts)));
+        let probed = Arc::clone(&link);
+        let server = Server::of(name.clone(), self.used_for);
+        let availability = Availability::new(server, link.timing(), None, move || {
+            let link = Arc::clone(&probed);
+            Box::pin(async move { link.ping().await.map_err(|error| link.probe_failure(&error)) })
+        });
+        Ok(RedisClient { link, availability, name, replicas })
     }
 }
 
@@ -107,7 +126,13 @@ impl RedisClient {
     /// Settings for a client. The URL is `redis://`, `rediss://`, `redis-cluster://` or `redis-sentinel://`.
     pub fn builder(url: impl Into<String>) -> RedisClientBuilder {
         let timeouts = Timeouts { connect: Duration::from_secs(2), response: Duration::from_secs(2) };
-        RedisClientBuilder { url: url.into(), timeouts, root_certificate: None, require_replicas: 0 }
+        RedisClientBuilder {
+            url: url.into(),
+            timeouts,
+            root_certificate: None,
+            require_replicas: 0,
+            used_for: "client",
+        }
     }
 
     /// The URL without user and password.
@@ -125,7 +150,7 @@ impl RedisClient {
     /// # Errors
     /// The server refused the command or did not answer.
     pub async fn query(&self, command: &Cmd, effect: Effect) -> Result<Value, Error> {
-        self.link.query(command, effect.into()).await
+        self.availability.guard(self.link.query(command, effect.into())).await
     }
 
     /// Calls a script: by its SHA-1, or by its text if the server does not have it.
@@ -133,6 +158,16 @@ impl RedisClient {
     /// # Errors
     /// The server refused the command or did not answer.
     pub async fn call(
+        &self,
+        script: &RedisScript,
+        keys: &[&[u8]],
+        arguments: &[&[u8]],
+        effect: Effect,
+    ) -> Result<Value, Error> {
+        self.availability.guard(self.call_link(script, keys, arguments, effect)).await
+    }
+
+    async fn call_link(
         &self,
         script: &RedisScript,
         keys: &[&[u8]],

@@ -86,9 +86,7 @@ impl Shared {
     async fn complete_all(&self, completions: &[Completing]) -> Vec<Result<bool, Error>> {
         match self.try_complete_all(completions).await {
             Ok(done) => done.into_iter().map(Ok).collect(),
-            Err(error) => {
-                completions.iter().map(|_| Err(Error::new(error.kind(), error.to_string()))).collect()
-            }
+            Err(error) => completions.iter().map(|_| Err(error.copy())).collect(),
         }
     }
 

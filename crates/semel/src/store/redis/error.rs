@@ -71,6 +71,12 @@ pub(super) fn needs_new_connection(error: &RedisError) -> bool {
     wrong_server || error.is_unrecoverable_error() || error.is_io_error()
 }
 
+/// True if the server answered with an error, so it can be reached.
+pub(super) fn is_reply(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<RedisError>());
+    source.is_some_and(|error| error.code().is_some())
+}
+
 fn describe(error: &RedisError, sent: CallReach) -> (ErrorKind, String) {
     let known = code(error).and_then(|code| REPLIES.iter().find(|(known, ..)| *known == code));
     if let Some((code, kind, advice)) = known {

@@ -10,11 +10,13 @@ use tokio::time::MissedTickBehavior;
 
 use super::Shared;
 use super::address::Node;
-use super::builder::OnStoreLoss;
+use super::builder::{OnStoreLoss, RedisContent};
 use super::clock::Tick;
 use super::error::CallReach;
 use super::link::NumberedConnection;
 use super::script::{Dialect, ScriptReply};
+use crate::outage::{Availability, Server, Verdict};
+use crate::store::transfer::DataLoss;
 use crate::store::{Error, ErrorKind};
 use crate::sync::Mutex;
 use crate::time::Timestamp;
@@ -25,6 +27,7 @@ const BEAT: Duration = Duration::from_secs(1);
 /// The known state of the server.
 pub(super) struct ServerHealth {
     on_loss: OnStoreLoss,
+    content: RedisContent,
     state: Mutex<HealthState>,
     /// One caller checks a new connection, the others wait for its result.
     looking: tokio::sync::Mutex<()>,
@@ -44,8 +47,8 @@ struct HealthState {
 }
 
 impl ServerHealth {
-    pub(super) fn new(on_loss: OnStoreLoss) -> Self {
-        Self { on_loss, state: Mutex::default(), looking: tokio::sync::Mutex::default() }
+    pub(super) fn new(on_loss: OnStoreLoss, content: RedisContent) -> Self {
+        Self { on_loss, content, state: Mutex::default(), looking: tokio::sync::Mutex::default() }
     }
 
     pub(super) fn warnings(&self) -> Vec<String> {
@@ -62,21 +65,39 @@ impl Shared {
     pub(super) fn refusal(&self) -> Option<Error> {
         let state = self.health.state.lock();
         if let Some(why) = &state.unfit {
-            return Some(Error::new(ErrorKind::Setup, why.clone()));
+            return Some(Error::new(ErrorKind::Setup, why.clone()).logged());
         }
-        let refused = match self.health.on_loss {
-            OnStoreLoss::Refuse(length) if state.lost_at != Timestamp::default() => {
-                self.clock.now().is_none_or(|now| now < state.lost_at.after(length))
-            }
-            OnStoreLoss::Refuse(_) | OnStoreLoss::Alarm => false,
-        };
-        refused.then(|| {
+        if let Some(refusal) = self.transfer.closed(&self.name) {
+            return Some(refusal);
+        }
+        let lost_at = state.lost_at;
+        drop(state);
+        self.refuses_after(lost_at).then(|| {
             Error::new(
                 ErrorKind::Unavailable,
                 "the Redis server came back with less data than it had: new claims are refused for one retention, \
                  because effects whose records were lost would run again",
             )
+            .logged()
         })
+    }
+
+    /// True if no claims are granted because data were lost at this time; zero for never.
+    fn refuses_after(&self, lost_at: Timestamp) -> bool {
+        match self.health.on_loss {
+            OnStoreLoss::Refuse(length) if lost_at != Timestamp::default() => {
+                self.clock.now().is_none_or(|now| now < lost_at.after(length))
+            }
+            OnStoreLoss::Refuse(_) | OnStoreLoss::Alarm => false,
+        }
+    }
+
+    /// The last loss of data, as the server knows it now.
+    pub(super) async fn data_loss(&self) -> Result<Option<DataLoss>, Error> {
+        self.beat_now().await?;
+        let at = self.health.state.lock().lost_at;
+        let loss = DataLoss { at, refuses_claims: self.refuses_after(at) };
+        Ok((at != Timestamp::default()).then_some(loss))
     }
 
     /// True if claims may use this connection immediately.
@@ -121,7 +142,7 @@ impl Shared {
             }
             unfit = unfit.or(facts.unfit(self.link.address.dialect()));
             self.rules.server_is(facts.version());
-            warnings.extend(facts.warnings());
+            warnings.extend(facts.warnings(self.health.content));
         }
         warnings.dedup();
         // A script that may write but not publish would fail after its write, so test it now.
@@ -184,8 +205,8 @@ impl Shared {
         Ok(facts)
     }
 
-    /// Increments the markers, and checks whether one went back since the last time and whether the secret is still
-    /// the one of this process.
+    /// Increments the markers, and checks whether one went back since the last time, whether the store grants claims
+    /// and whether the secret is still the one of this process.
     async fn beat(&self, numbered: &mut NumberedConnection) -> Result<(), Error> {
         let mut lost_at = Timestamp::default();
         for key in self.names.markers(self.link.address.dialect()) {
@@ -198,7 +219,7 @@ impl Shared {
                 tracing::error!(
                     store = %self.name,
                     clock_stepped_back = true,
-                    ?by,
+                    by_ms = u64::try_from(by.as_millis()).unwrap_or(u64::MAX),
                     "the Redis server's clock went back by more than a stub lives: fences of forgotten keys may repeat"
                 );
             }
@@ -206,6 +227,7 @@ impl Shared {
             self.health.state.lock().markers.insert(key, (beat.id, beat.count));
         }
         self.keep_loss(lost_at);
+        self.read_transfer(numbered).await?;
         self.compare_secret(numbered).await.map(drop)
     }
 
@@ -217,7 +239,8 @@ impl Shared {
                 store = %self.name,
                 store_loss = true,
                 %lost_at,
-                "the Redis server came back with less data than it had: effects whose records were lost can run again"
+                consequence = self.health.content.consequence(),
+                "the Redis server came back with less data than it had"
             );
             // Another process may run lost effects again, so this process must not answer with their earlier
             // outcomes.
@@ -255,15 +278,35 @@ pub(super) async fn introduce_first(shared: &Shared) -> Result<(), Error> {
         Some(refusal) if refusal.kind() == ErrorKind::Setup => Err(refusal),
         _ => {
             for warning in shared.health.warnings() {
-                tracing::warn!(store = %shared.name, "{warning}");
+                tracing::warn!(store = %shared.name, warning, "the Redis server can lose data");
             }
             Ok(())
         }
     }
 }
 
+/// Knows whether the server can be used. A probe is a write: a server that refuses writes cannot be used either.
+pub(super) fn availability(shared: &Arc<Shared>, used_for: &'static str) -> Arc<Availability> {
+    let server = Server::of(shared.name.clone(), used_for);
+    let (timing, runtime) = (shared.link.timing(), tokio::runtime::Handle::current());
+    let shared = Arc::clone(shared);
+    Availability::new(server, timing, Some(runtime), move || {
+        let shared = Arc::clone(&shared);
+        Box::pin(async move { shared.beat_now().await.map_err(|error| shared.link.probe_failure(&error)) })
+    })
+}
+
+impl Shared {
+    async fn beat_now(&self) -> Result<(), Error> {
+        let mut numbered = self.link.connection().await?;
+        self.introduce(&mut numbered).await?;
+        let _one = self.health.looking.lock().await;
+        self.beat(&mut numbered).await
+    }
+}
+
 /// Beats every second, and checks the settings at every interval, while the store exists.
-pub(super) async fn watch_over(shared: Arc<Shared>, check_every: Duration) {
+pub(super) async fn watch_over(shared: Arc<Shared>, availability: Arc<Availability>, check_every: Duration) {
     let mut beats = tokio::time::interval(BEAT.min(check_every));
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut checks = tokio::time::interval(check_every);
@@ -271,19 +314,20 @@ pub(super) async fn watch_over(shared: Arc<Shared>, check_every: Duration) {
     loop {
         tokio::select! {
             _ = checks.tick() => {
-                if let Ok(mut numbered) = shared.link.connection().await
+                if availability.refusal().is_none()
+                    && let Ok(mut numbered) = shared.link.connection().await
                     && let Err(error) = shared.examine(&mut numbered).await
+                    && availability.judge().await == Verdict::Available
                 {
                     tracing::warn!(store = %shared.name, %error, "the Redis server's settings could not be read");
                 }
             }
-            _ = beats.tick() => {
-                if let Ok(mut numbered) = shared.link.connection().await {
-                    let _one = shared.health.looking.lock().await;
-                    if let Err(error) = shared.beat(&mut numbered).await {
-                        tracing::debug!(store = %shared.name, %error, "the Redis marker could not be incremented");
-                    }
-                }
+            // During an outage, probes are beats.
+            _ = beats.tick() => if availability.refusal().is_none()
+                && let Err(error) = shared.beat_now().await
+            {
+                availability.report();
+                tracing::debug!(store = %shared.name, %error, "the Redis marker could not be incremented");
             }
         }
     }
@@ -330,23 +374,20 @@ impl RedisServerInfo {
     }
 
     /// The promises that it does not make.
-    fn warnings(&self) -> Vec<String> {
+    fn warnings(&self, content: RedisContent) -> Vec<String> {
         let mut warnings = Vec::new();
         let appends = self.of("aof_enabled") == Some("1");
+        let (data, consequence) = (content.name(), content.consequence());
         match (appends, self.of("appendfsync"), self.of("save")) {
             (true, Some("always"), _) => {}
-            (true, _, _) => warnings.push(
-                "Redis syncs its log once a second: a crash can lose the last seconds of claims and outcomes"
-                    .to_owned(),
-            ),
-            (false, _, Some("")) => warnings.push(
-                "Redis keeps nothing on disk: when it restarts, all claims and outcomes are gone and effects can run again"
-                    .to_owned(),
-            ),
-            (false, _, _) => warnings.push(
-                "Redis keeps snapshots only: when it crashes, whatever came after the last one is gone and effects can run again"
-                    .to_owned(),
-            ),
+            (true, _, _) => warnings.push(format!(
+                "Redis syncs its log once a second: a crash can lose the last seconds of {data}"
+            )),
+            (false, _, Some("")) => warnings
+                .push(format!("Redis keeps nothing on disk: a restart loses all {data}, and {consequence}")),
+            (false, _, _) => warnings.push(format!(
+                "Redis keeps snapshots only: a crash loses all {data} since the last one, and {consequence}"
+            )),
         }
         let replicas = self.of("connected_slaves").and_then(|count| count.parse().ok()).unwrap_or(0_u32);
         if replicas > 0 && self.of("min-replicas-to-write").is_none_or(|count| count == "0") {

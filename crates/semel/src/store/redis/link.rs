@@ -7,7 +7,8 @@ use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
 
 use super::address::{RedisAddress, SharedConnection, Timeouts};
 use super::error::{self, CallReach};
-use super::script::Script;
+use super::script::{Dialect, Script};
+use crate::outage::{ProbeFailure, Reach, Timing};
 use crate::store::{Error, ErrorKind};
 use crate::sync::Mutex;
 use crate::time::instant;
@@ -73,7 +74,7 @@ impl Link {
             Ok(opened) => opened.map_err(|error| error::of(error, CallReach::Read)),
             Err(_) => Err(Error::new(
                 ErrorKind::Unavailable,
-                format!("the Redis server accepted no connection within {limit:?}"),
+                format!("the Redis server accepted no connection within {} ms", limit.as_millis()),
             )),
         };
         let mut open = self.open.lock();
@@ -89,6 +90,26 @@ impl Link {
                 Err(error)
             }
         }
+    }
+
+    /// When an outage is known. Calls have the client's own timeouts, and a refused connection shows immediately.
+    pub(super) fn timing(&self) -> Timing {
+        let probe = self.timeouts.connect + self.timeouts.response;
+        Timing { slow: probe, probe, grace: Duration::ZERO }
+    }
+
+    /// The meaning of a failed probe. In a cluster other shards may answer, so calls are still sent.
+    pub(super) fn probe_failure(&self, error: &Error) -> ProbeFailure {
+        let answers = error::is_reply(error) || self.address.dialect() == Dialect::Cluster;
+        let reach = if answers { Reach::Refusing } else { Reach::Unreachable };
+        ProbeFailure { reach, message: error.to_string() }
+    }
+
+    /// Opens a connection of its own and sends one command.
+    pub(super) async fn ping(&self) -> Result<(), Error> {
+        let read = |error| error::of(error, CallReach::Read);
+        let mut wire = self.address.open(self.timeouts, None).await.map_err(read)?;
+        wire.query(&redis::cmd("PING")).await.map(drop).map_err(read)
     }
 
     /// Closes a broken connection. The next call opens another.

@@ -17,6 +17,7 @@ use super::error::CallReach;
 use super::secret::SECRET_IS_MISSING;
 use crate::backoff::Backoff;
 use crate::key::KeyId;
+use crate::outage::{Availability, Verdict};
 use crate::store::Trust;
 
 /// How often the connection is tested and unused channels are unsubscribed.
@@ -25,8 +26,13 @@ const TICK: Duration = Duration::from_secs(1);
 /// How many keys one command subscribes to.
 const BATCH: usize = 256;
 
-/// Listens while the store exists. `watched` are new keys to watch.
-pub(super) async fn listen(shared: Arc<Shared>, mut watched: UnboundedReceiver<KeyId>) {
+/// Listens while the store exists. `watched` are new keys to watch. Without `availability`, another source wakes waiters
+/// too, and a broken subscription is not logged.
+pub(super) async fn listen(
+    shared: Arc<Shared>,
+    availability: Option<Arc<Availability>>,
+    mut watched: UnboundedReceiver<KeyId>,
+) {
     let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
     loop {
         let (pushes, mut messages) = unbounded_channel();
@@ -38,7 +44,13 @@ pub(super) async fn listen(shared: Arc<Shared>, mut watched: UnboundedReceiver<K
             Ok(wire) => {
                 let mut ear = Ear { shared: &shared, wire, keys: HashSet::new() };
                 if let Err(error) = ear.receive(&mut watched, &mut messages, &mut backoff).await {
-                    tracing::warn!(store = %shared.name, %error, "the Redis subscription broke; no wake-ups until it is restored");
+                    shared.caches.set_trust(Trust::Unconfirmed);
+                    // Often the first sign of an outage.
+                    if let Some(availability) = &availability
+                        && availability.judge().await == Verdict::Available
+                    {
+                        tracing::warn!(store = %shared.name, %error, "the Redis subscription broke; no wake-ups until it is restored");
+                    }
                 }
             }
             Err(error) => {

@@ -3,11 +3,11 @@
 //! A cluster has no index over its shards and Redis has no order, so both walk with SCAN, step by step, shard by
 //! shard. SCAN guarantees to find a record that exists during the whole walk.
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::Value;
+use redis::{Cmd, Value};
 use tokio::task::JoinSet;
 
 use super::Shared;
@@ -15,6 +15,7 @@ use super::address::Node;
 use super::error::CallReach;
 use super::script::{Script, ScriptReply, unexpected_reply};
 use crate::key::KeyId;
+use crate::record::Phase;
 use crate::store::{Error, Page, Scan, Snapshot, Swept};
 use crate::time::{Timestamp, instant};
 
@@ -76,7 +77,7 @@ pub(super) async fn page(shared: &Shared, query: Scan) -> Result<Page, Error> {
         if page.items.len() >= query.limit || looked_at >= PAGE_READS {
             break;
         }
-        for (id, snapshot) in read(shared, batch).await? {
+        for (id, snapshot) in read(shared, batch, query.phase).await? {
             if page.items.len() >= query.limit {
                 break;
             }
@@ -131,18 +132,40 @@ fn first_of(ids: &[KeyId], end: End) -> (Vec<KeyId>, End) {
     }
 }
 
-/// Reads records and preserves their order.
-async fn read(shared: &Shared, ids: &[KeyId]) -> Result<Vec<(KeyId, Option<Snapshot>)>, Error> {
-    let answers = each(shared, ids, &shared.rules.usual, "read", CallReach::Read).await?;
-    let snapshots = ids.iter().copied().zip(answers).map(|(id, answer)| {
+/// Reads the records that can be in `phase`, and preserves their order. Other ids are without a record.
+async fn read(
+    shared: &Shared,
+    ids: &[KeyId],
+    phase: Option<Phase>,
+) -> Result<Vec<(KeyId, Option<Snapshot>)>, Error> {
+    let possible = match phase {
+        Some(phase) if phase.is_in_progress() => in_progress(shared, ids).await?,
+        _ => ids.to_vec(),
+    };
+    let answers = each(shared, &possible, &shared.rules.usual, "read", CallReach::Read).await?;
+    let mut found = HashMap::with_capacity(possible.len());
+    for (id, answer) in possible.into_iter().zip(answers) {
         let mut answer = ScriptReply::new(answer)?;
         let now = Timestamp::from_micros(answer.number()?);
-        if answer.is_over() {
-            return Ok((id, None));
+        if !answer.is_over() {
+            found.insert(id, Snapshot { id, record: answer.record()?, now });
         }
-        Ok((id, Some(Snapshot { id, record: answer.record()?, now })))
+    }
+    Ok(ids.iter().map(|id| (*id, found.remove(id))).collect())
+}
+
+/// The records that are stored as claimed or begun. Reads two bytes of each record: nearly all of them are done, and
+/// their outcomes can be large.
+async fn in_progress(shared: &Shared, ids: &[KeyId]) -> Result<Vec<KeyId>, Error> {
+    let heads = ids.iter().map(|id| {
+        let mut head = Cmd::new();
+        head.arg("GETRANGE").arg(shared.names.record(*id)).arg(0).arg(1);
+        head
     });
-    snapshots.collect()
+    let heads = shared.query_all(heads).await?;
+    let is_in_progress =
+        |head: &Value| matches!(head, Value::BulkString(head) if matches!(head[..], [_, 2 | 3]));
+    Ok(ids.iter().zip(heads).filter(|(_, head)| is_in_progress(head)).map(|(id, _)| *id).collect())
 }
 
 /// Calls the script for each of some records concurrently, and preserves their order.
@@ -171,20 +194,55 @@ async fn each(
     Ok(answers.into_iter().map(|(_, answer)| answer).collect())
 }
 
+impl Shared {
+    /// Sends these commands concurrently, and preserves their order.
+    pub(super) async fn query_all(
+        &self,
+        commands: impl Iterator<Item = Cmd> + Send,
+    ) -> Result<Vec<Value>, Error> {
+        let numbered = self.link.connection().await?;
+        let mut calls = JoinSet::new();
+        for (place, command) in commands.enumerate() {
+            let (mut numbered, link) = (numbered.clone(), Arc::clone(&self.link));
+            calls.spawn(async move {
+                link.query_on(&mut numbered, &command, CallReach::Read).await.map(|value| (place, value))
+            });
+        }
+        let mut answers = Vec::with_capacity(calls.len());
+        while let Some(done) = calls.join_next().await {
+            answers.push(done.map_err(|_| unexpected_reply("was not waited for"))??);
+        }
+        answers.sort_unstable_by_key(|(place, _)| *place);
+        Ok(answers.into_iter().map(|(_, answer)| answer).collect())
+    }
+}
+
 /// A walk over all keys of all shards.
 #[derive(Debug, Default)]
-struct KeyWalk {
+pub(super) struct KeyWalk {
+    /// The keys to find; those of records by default.
+    pattern: Option<String>,
     /// The shard and the position in it; `None` before the first step.
     at: Option<(usize, Vec<u8>)>,
     nodes: Vec<Node>,
 }
 
 impl KeyWalk {
-    fn is_over(&self) -> bool {
+    /// A walk over other keys than those of records.
+    pub(super) fn over(pattern: String) -> Self {
+        Self { pattern: Some(pattern), ..Self::default() }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
         self.at.as_ref().is_some_and(|(node, _)| *node >= self.nodes.len())
     }
 
-    async fn step(&mut self, shared: &Shared, count: usize) -> Result<Vec<KeyId>, Error> {
+    pub(super) async fn step(&mut self, shared: &Shared, count: usize) -> Result<Vec<KeyId>, Error> {
+        let keys = self.step_keys(shared, count).await?;
+        Ok(keys.iter().filter_map(|key| shared.names.id(key)).collect())
+    }
+
+    pub(super) async fn step_keys(&mut self, shared: &Shared, count: usize) -> Result<Vec<Vec<u8>>, Error> {
         let mut numbered = shared.link.connection().await?;
         if self.at.is_none() {
             self.nodes = match numbered.wire.primaries().await {
@@ -195,7 +253,8 @@ impl KeyWalk {
         let (node, cursor) = self.at.clone().unwrap_or((0, b"0".to_vec()));
         let Some(at) = self.nodes.get(node) else { return Ok(Vec::new()) };
         let mut scan = redis::cmd("SCAN");
-        scan.arg(&cursor).arg("MATCH").arg(shared.names.records()).arg("COUNT").arg(count);
+        let pattern = self.pattern.clone().unwrap_or_else(|| shared.names.records());
+        scan.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(count);
         let answer = match numbered.wire.query_node(scan, at).await {
             Ok(answer) => answer,
             Err(error) => return Err(shared.link.failed(error, numbered.number, CallReach::Read)),
@@ -206,11 +265,11 @@ impl KeyWalk {
             return Err(unexpected_reply("is not a SCAN result"));
         };
         self.at = Some(if next == b"0" { (node + 1, next) } else { (node, next) });
-        let ids = keys.into_iter().filter_map(|key| match key {
-            Value::BulkString(key) => shared.names.id(&key),
+        let keys = keys.into_iter().filter_map(|key| match key {
+            Value::BulkString(key) => Some(key),
             _ => None,
         });
-        Ok(ids.collect())
+        Ok(keys.collect())
     }
 }
 

@@ -53,12 +53,32 @@ impl Names {
         format!("{}:probe", self.prefix).into_bytes()
     }
 
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Whether the store grants claims.
+    pub(super) fn transfer(&self) -> Vec<u8> {
+        format!("{}:transfer", self.prefix).into_bytes()
+    }
+
     pub(super) fn secret(&self) -> Vec<u8> {
         format!("{}:secret", self.prefix).into_bytes()
     }
 
     pub(super) fn mark(&self, mark: MarkId) -> Vec<u8> {
         format!("{}:mark:{{{}}}", self.prefix, KeyId::from_bytes(*mark.as_bytes())).into_bytes()
+    }
+
+    /// The pattern for SCAN: it matches exactly the marks.
+    pub(super) fn marks(&self) -> String {
+        format!("{}:mark:{{{}}}", self.prefix, "?".repeat(32))
+    }
+
+    pub(super) fn mark_id(&self, key: &[u8]) -> Option<MarkId> {
+        let tagged =
+            key.strip_prefix(self.prefix.as_bytes())?.strip_prefix(b":mark:{")?.strip_suffix(b"}")?;
+        hex::read(tagged).map(MarkId::from_bytes)
     }
 
     /// The markers that reveal a server that came back with less data. On a cluster there are enough that every shard
@@ -85,7 +105,12 @@ mod tests {
         let key = names.record(id);
         assert_eq!(key, b"semel:{7d7b7d7b7d7b7d7b7d7b7d7b7d7b7d7b}");
         assert_eq!(names.id(&key), Some(id));
-        for other in [names.secret(), names.forgotten(), names.receipt(&[7; 16])] {
+        let mark = MarkId::from_bytes(*id.as_bytes());
+        assert_eq!(names.mark_id(&names.mark(mark)), Some(mark));
+        assert_eq!(names.mark_id(&key), None);
+        for other in
+            [names.secret(), names.transfer(), names.forgotten(), names.receipt(&[7; 16]), names.mark(mark)]
+        {
             assert_eq!(names.id(&other), None);
         }
         for marker in names.markers(Dialect::Cluster) {

@@ -32,10 +32,16 @@ type Steps = [Option<Step>; 3];
 /// Decides how a command is sent, and sends it.
 pub(super) fn apply(store: &RedisStore, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
     let shared = Arc::clone(&store.shared);
+    // A claim may still get a stored answer.
+    if !matches!(command, Command::Claim(_))
+        && let Some(refusal) = shared.transfer.refusal(&command, &shared.name)
+    {
+        return Box::pin(std::future::ready(Err(refusal)));
+    }
     let direct = shared.direct_connection(&command);
     let steps = shared.steps(&command, direct.as_ref());
     match (direct, steps) {
-        (None, _) => store.run(async move { shared.apply(id, command).await }),
+        (None, _) => store.run_on_thread(async move { shared.apply(id, command).await }),
         (Some(mut numbered), [None, None, Some(step)]) => {
             let work =
                 async move { shared.send(step, &mut numbered, id, &command).await?.ok_or_else(no_ruling) };

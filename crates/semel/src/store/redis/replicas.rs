@@ -14,7 +14,7 @@ use crate::store::{Error, ErrorKind};
 #[derive(Debug)]
 pub(super) struct Replicas {
     required: usize,
-    patience: Duration,
+    timeout: Duration,
     turn: tokio::sync::Mutex<ReplicaWait>,
     written: AtomicU64,
 }
@@ -28,8 +28,8 @@ struct ReplicaWait {
 }
 
 impl Replicas {
-    pub(super) fn new(required: usize, patience: Duration) -> Self {
-        Self { required, patience, turn: tokio::sync::Mutex::default(), written: 0.into() }
+    pub(super) fn new(required: usize, timeout: Duration) -> Self {
+        Self { required, timeout, turn: tokio::sync::Mutex::default(), written: 0.into() }
     }
 
     /// True if a write counts as soon as the server has it.
@@ -73,7 +73,7 @@ impl Replicas {
 
     async fn wait(&self, link: &Link, numbered: &mut NumberedConnection, key: &[u8]) -> Result<usize, Error> {
         let mut wait = redis::cmd("WAIT");
-        wait.arg(self.required).arg(u64::try_from(self.patience.as_millis()).unwrap_or(u64::MAX));
+        wait.arg(self.required).arg(u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX));
         let answer = match &mut numbered.wire {
             SharedConnection::One(connection) => wait.query_async(connection).await,
             SharedConnection::Cluster(connection) => {

@@ -17,6 +17,8 @@ use crate::time::Timestamp;
 pub(super) const RULES: &str = include_str!("rules.lua");
 const MARKS: &str = include_str!("marks.lua");
 const MARKER: &str = include_str!("marker.lua");
+const TRANSFER: &str = include_str!("transfer.lua");
+const IMPORT: &str = include_str!("import.lua");
 pub(super) const COMPLETE: &str = include_str!("complete.lua");
 
 /// The script's maximum time: the last integer that its doubles represent exactly.
@@ -76,6 +78,10 @@ pub(super) struct Rules {
     pub(super) marks: Script,
     /// Increments the marker's beat.
     pub(super) marker: Script,
+    /// Changes whether the store grants claims.
+    pub(super) transfer: Script,
+    /// Writes records of another store.
+    pub(super) import: Arc<Script>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +110,8 @@ impl Rules {
             usual: Arc::new(Script::new(text)),
             marks: Script::new(MARKS.to_owned()),
             marker: Script::new(MARKER.to_owned()),
+            transfer: Script::new(TRANSFER.to_owned()),
+            import: Arc::new(Script::new(IMPORT.to_owned())),
         }
     }
 

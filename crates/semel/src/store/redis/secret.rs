@@ -40,13 +40,7 @@ impl Shared {
         let Some(kept) = kept else {
             return Err(Error::new(ErrorKind::Ambiguous, "the secret was lost right after it was written"));
         };
-        let kept: [u8; 32] = kept.try_into().map_err(|_| {
-            Error::new(
-                ErrorKind::Corrupt,
-                "the key of Semel's secret holds something else: choose another prefix",
-            )
-        })?;
-        self.given.give(&Secret::from_bytes(kept), &self.name)
+        self.given.give(&of_bytes(kept)?, &self.name)
     }
 
     /// The secret, once a process that has it has written it back. `None` once all processes have answered, or have
@@ -60,6 +54,12 @@ impl Shared {
                 return Ok(kept);
             }
         }
+    }
+
+    /// The secret at the server, if there is one.
+    pub(super) async fn stored_secret(&self) -> Result<Option<Secret>, Error> {
+        let mut numbered = self.link.connection().await?;
+        self.read_secret(&mut numbered).await?.map(of_bytes).transpose()
     }
 
     /// The command that follows every claim. `None` if the secret was configured.
@@ -76,9 +76,27 @@ impl Shared {
         kept: Option<ReadReply>,
     ) -> Result<Ruling, Error> {
         match kept.map(|kept| kept.map(|kept| self.given.compare(bytes(&kept)))) {
-            None | Some(Ok(Kept::Same)) => Ok(ruling),
+            None | Some(Ok(Kept::Same))
+                if !matches!(ruling, Ruling::Won(_)) || self.transfer.is_confirmed() =>
+            {
+                Ok(ruling)
+            }
+            None | Some(Ok(Kept::Same)) => Box::pin(self.confirm_win(numbered, key, ruling)).await,
             // Boxed: it is rare, and one more call.
             Some(found) => Err(Box::pin(self.refuse_grant(numbered, key, &ruling, found)).await),
+        }
+    }
+
+    /// The ruling of a won claim, given the state of the store that is read now. See [`crate::store::transfer`].
+    async fn confirm_win(
+        &self,
+        numbered: &mut NumberedConnection,
+        key: &[u8],
+        ruling: Ruling,
+    ) -> Result<Ruling, Error> {
+        match self.confirm_open(numbered).await {
+            Ok(()) => Ok(ruling),
+            Err(error) => Err(self.give_back(numbered, key, &ruling, error).await),
         }
     }
 
@@ -106,6 +124,17 @@ impl Shared {
             }
             Err(error) => error,
         };
+        self.give_back(numbered, key, ruling, error).await
+    }
+
+    /// Releases a claim that does not count because of `error`.
+    async fn give_back(
+        &self,
+        numbered: &mut NumberedConnection,
+        key: &[u8],
+        ruling: &Ruling,
+        error: Error,
+    ) -> Error {
         let Ruling::Won(win) = ruling else { return error };
         match self.execute(numbered, key, &Command::Release(win.grant)).await {
             Ok(_) => error,
@@ -149,7 +178,16 @@ impl Shared {
     }
 }
 
-fn bytes(value: &Value) -> Option<&[u8]> {
+fn of_bytes(kept: Vec<u8>) -> Result<Secret, Error> {
+    kept.try_into().map(Secret::from_bytes).map_err(|_| {
+        Error::new(
+            ErrorKind::Corrupt,
+            "the key of Semel's secret holds something else: choose another prefix",
+        )
+    })
+}
+
+pub(super) fn bytes(value: &Value) -> Option<&[u8]> {
     match value {
         Value::BulkString(bytes) => Some(bytes),
         _ => None,

@@ -28,7 +28,7 @@ pub(in crate::store) enum Wake {
 /// Access to Redis for another store, on its own thread.
 pub(in crate::store) struct Side {
     shared: Arc<Shared>,
-    patience: Duration,
+    timeout: Duration,
     calls: UnboundedSender<ThreadCall>,
     watched: UnboundedSender<KeyId>,
 }
@@ -45,10 +45,10 @@ impl Side {
     pub(in crate::store) fn start(
         builder: RedisBuilder,
         space: &str,
-        patience: Duration,
+        timeout: Duration,
         wakeups: Wakeups,
     ) -> Result<(Self, SideThread), Error> {
-        let shared = builder.beside(space, patience, wakeups)?;
+        let shared = builder.beside(space, timeout, wakeups)?;
         let (watched, watches) = unbounded_channel();
         let (calls, called) = unbounded_channel();
         let (running, stopped) = oneshot::channel();
@@ -58,13 +58,13 @@ impl Side {
         let work = move || {
             runtime.block_on(async move {
                 tokio::spawn(begin(called));
-                tokio::spawn(listen(background, watches));
+                tokio::spawn(listen(background, None, watches));
                 // Ends, with an error, when the store is dropped.
                 let _ = stopped.await;
             });
         };
         std::thread::Builder::new().name("semel-redis".to_owned()).spawn(work).map_err(thread_failed)?;
-        Ok((Self { shared, patience, calls, watched }, SideThread { _running: running }))
+        Ok((Self { shared, timeout, calls, watched }, SideThread { _running: running }))
     }
 
     /// The URL without its password.
@@ -143,13 +143,14 @@ impl Side {
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> BoxFuture<'_, Result<T, Error>> {
         // A stuck connection has its own timeout, and must be closed by it: this one is only an additional limit.
-        let patience = self.patience * 2 + Duration::from_millis(50);
+        let timeout = self.timeout * 2 + Duration::from_millis(50);
         Box::pin(async move {
             let (answer, answered) = oneshot::channel();
             self.spawn(async move {
-                let done = tokio::time::timeout(patience, work).await;
+                let done = tokio::time::timeout(timeout, work).await;
                 let late = |_| {
-                    let message = format!("the Redis server did not answer within {patience:?}");
+                    let message =
+                        format!("the Redis server did not answer within {} ms", timeout.as_millis());
                     Err(Error::new(ErrorKind::Unavailable, message))
                 };
                 // Nobody waits for the answer of a dropped call.

@@ -128,7 +128,7 @@ fn replay(bytes: &[u8], now: Timestamp, claim: &NewClaim) -> Result<Option<Rulin
 }
 
 /// Seconds and microseconds, as TIME returns them.
-fn server_time(time: Value) -> Result<Timestamp, Error> {
+pub(super) fn server_time(time: Value) -> Result<Timestamp, Error> {
     let (seconds, micros): (u64, u64) =
         redis::from_redis_value(time).map_err(|_| script::unexpected_reply("lacks a time"))?;
     Ok(Timestamp::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros)))

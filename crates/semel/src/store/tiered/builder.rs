@@ -10,6 +10,7 @@ use super::counters::Counters;
 use super::view::{READ_EVERY, Views};
 use super::{TieredSettings, TieredStore, Tiers, WON};
 use crate::backoff::Backoff;
+use crate::outage::Server;
 use crate::store::redis::Side;
 use crate::store::{Error, ErrorKind, Invalidate, PostgresBuilder, RedisBuilder, Store as _};
 
@@ -25,7 +26,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 pub struct TieredBuilder {
     postgres: PostgresBuilder,
     redis: RedisBuilder,
-    redis_patience: Duration,
+    redis_timeout: Duration,
     settings: TieredSettings,
 }
 
@@ -34,15 +35,15 @@ impl TieredBuilder {
         Self {
             postgres,
             redis,
-            redis_patience: Duration::from_millis(250),
+            redis_timeout: Duration::from_millis(250),
             settings: TieredSettings { busy_for: Duration::from_secs(1), copy_limit: 256 * 1024 },
         }
     }
 
     /// How long Redis may take to connect or to answer (250 ms), instead of the timeouts of its own builder. A call
     /// that waits longer continues without Redis and opens the breaker: a hanging Redis costs this time once.
-    pub fn redis_patience(mut self, patience: Duration) -> Self {
-        self.redis_patience = patience.max(Duration::from_millis(1));
+    pub fn redis_timeout(mut self, timeout: Duration) -> Self {
+        self.redis_timeout = timeout.max(Duration::from_millis(1));
         self
     }
 
@@ -69,14 +70,15 @@ impl TieredBuilder {
         let copies = postgres.copies().await?;
         let id: String = copies.store.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         let space = format!("copies:{id}");
-        let (redis, running) = Side::start(self.redis, &space, self.redis_patience, postgres.wakeups())?;
+        let (redis, running) = Side::start(self.redis, &space, self.redis_timeout, postgres.wakeups())?;
         let views = Arc::new(Views::new(copies.store));
         let guard: Weak<Views> = Arc::downgrade(&views);
         postgres.attach(guard as Weak<dyn Invalidate>);
+        let breaker = RedisBreaker::new(Server::of(redis.name(), "copies of outcomes"));
         let tiers = Arc::new(Tiers {
             postgres,
             redis,
-            breaker: RedisBreaker::default(),
+            breaker,
             views,
             counters: Counters::default(),
             won: Cache::new(WON),
@@ -85,13 +87,7 @@ impl TieredBuilder {
         match tiers.redis.probe().await {
             Ok(()) => tiers.breaker.close(),
             Err(error) if error.kind() == ErrorKind::Setup => return Err(error),
-            Err(error) => {
-                tracing::warn!(
-                    redis = tiers.redis.name(),
-                    %error,
-                    "Redis is unavailable at the start: using PostgreSQL only, retrying in the background"
-                );
-            }
+            Err(error) => tiers.breaker.stay_open(&error),
         }
         tiers.redis.spawn(keep_view(Arc::clone(&tiers)));
         tiers.redis.spawn(mend(Arc::clone(&tiers)));
@@ -126,10 +122,6 @@ async fn mend(tiers: Arc<Tiers>) {
             backoff.wait().await;
         }
         tiers.breaker.close();
-        tracing::info!(
-            redis = tiers.redis.name(),
-            "Redis is available again; its earlier entries are ignored"
-        );
     }
 }
 

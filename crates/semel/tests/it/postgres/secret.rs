@@ -116,13 +116,13 @@ async fn nothing_is_replayed_from_memory_under_another_secret() {
         let key = Key::new("charge").value("order-1");
         engine.at_hand(&key, semel::fingerprint::Payload::none()).is_some()
     };
-    let patience = std::time::Duration::from_secs(30);
+    let timeout = std::time::Duration::from_secs(30);
     while !remembers() {
         once().await.expect("a healthy server");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
     another_is_kept(&server);
-    wait::until("it is forgotten", patience, || !remembers()).expect("within a beat");
+    wait::until("it is forgotten", timeout, || !remembers()).expect("within a beat");
     let Err(RunError::Store(refused)) = once().await else { panic!("it is refused") };
     assert_eq!(refused.kind(), ErrorKind::SecretDiffers, "{refused}");
 }

@@ -219,7 +219,7 @@ async fn another_database_is_another_store() {
     let url = servers.postgres.url_at(servers.postgres.addr(), &database);
     let there = || {
         let redis = RedisStore::builder(&servers.redis.url());
-        TieredStore::builder(PostgresStore::builder(&url), redis).redis_patience(Duration::from_secs(5))
+        TieredStore::builder(PostgresStore::builder(&url), redis).redis_timeout(Duration::from_secs(5))
     };
     drop((servers.open().await, open(there()).await));
     // Their generations are moments, so they differ anyhow. Not here.

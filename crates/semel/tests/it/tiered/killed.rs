@@ -24,7 +24,7 @@ async fn tiered_redis_killed() {
     let mut stores = Vec::new();
     for _ in 0..2 {
         // As impatient as in production: some calls shall find out the hard way.
-        stores.push(open(servers.builder().redis_patience(Duration::from_millis(250))).await);
+        stores.push(open(servers.builder().redis_timeout(Duration::from_millis(250))).await);
     }
     let engines: Vec<Engine> = stores
         .iter()

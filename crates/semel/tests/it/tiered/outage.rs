@@ -143,8 +143,8 @@ async fn an_evicting_redis_is_taken() {
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_stall() {
     let servers = Servers::start();
-    let patience = Duration::from_millis(500);
-    let store = open(servers.builder().redis_patience(patience)).await;
+    let timeout = Duration::from_millis(500);
+    let store = open(servers.builder().redis_timeout(timeout)).await;
     notices(&store, Coordination::Working).await;
     eventually("copies are used", async || {
         // A busy machine may open the breaker by itself: this waits for a time in which it is closed.
@@ -177,9 +177,9 @@ async fn postgres_killed_and_restarted() {
     let servers = Servers::start();
     let mut stores = Vec::new();
     for _ in 0..2 {
-        let postgres = PostgresStore::builder(servers.postgres.url()).patience(Duration::from_secs(3));
+        let postgres = PostgresStore::builder(servers.postgres.url()).timeout(Duration::from_secs(3));
         let store = TieredStore::builder(postgres, RedisStore::builder(&servers.redis.url()));
-        stores.push(open(store.redis_patience(Duration::from_secs(5))).await);
+        stores.push(open(store.redis_timeout(Duration::from_secs(5))).await);
         uses_copies(&stores[stores.len() - 1]).await;
     }
     let (store, other) = (&stores[0], &stores[1]);
@@ -199,7 +199,7 @@ async fn postgres_killed_and_restarted() {
                 assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Ambiguous), "{error}");
             }
             Ok(Ok(ruling)) => panic!("nobody could decide, and yet {ruling:?}"),
-            Err(_) => panic!("no answer within its patience"),
+            Err(_) => panic!("no answer within its timeout"),
         }
         servers.postgres.restart().expect("it starts again");
         for store in [store, other] {

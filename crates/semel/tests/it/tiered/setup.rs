@@ -20,7 +20,7 @@ async fn a_wrong_url_is_named() {
     assert_eq!(error.kind(), ErrorKind::Setup);
     assert!(error.to_string().contains("postgres://"), "{error}");
     let nobody = PostgresStore::builder("postgres://nobody@127.0.0.1:1/none");
-    let error = refusal(TieredStore::builder(nobody.patience(Duration::from_secs(1)), redis)).await;
+    let error = refusal(TieredStore::builder(nobody.timeout(Duration::from_secs(1)), redis)).await;
     assert_eq!(error.kind(), ErrorKind::Unavailable, "PostgreSQL has to be there: {error}");
 }
 

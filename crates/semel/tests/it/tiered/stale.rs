@@ -147,8 +147,7 @@ async fn what_is_older_than_the_outage_is_ignored() {
 async fn a_late_copy_is_an_old_one() {
     let servers = Servers::start();
     let proxy = FaultProxy::before(servers.redis.addr()).expect("a proxy");
-    let slow =
-        servers.builder_at(&format!("redis://{}", proxy.addr())).redis_patience(Duration::from_secs(1));
+    let slow = servers.builder_at(&format!("redis://{}", proxy.addr())).redis_timeout(Duration::from_secs(1));
     let slow = open(slow).await;
     uses_copies(&slow).await;
     let other = servers.ready().await;
@@ -170,9 +169,9 @@ async fn without_word_of_forgets_no_copy_is_used() {
     let servers = Servers::start();
     let proxy = FaultProxy::before(servers.postgres.addr()).expect("a proxy");
     let url = servers.postgres.url_at(proxy.addr(), "postgres");
-    let postgres = PostgresStore::builder(url).patience(Duration::from_secs(2));
+    let postgres = PostgresStore::builder(url).timeout(Duration::from_secs(2));
     let deaf = TieredStore::builder(postgres, RedisStore::builder(&servers.redis.url()));
-    let deaf = open(deaf.redis_patience(Duration::from_secs(5))).await;
+    let deaf = open(deaf.redis_timeout(Duration::from_secs(5))).await;
     uses_copies(&deaf).await;
     let other = servers.ready().await;
     let id = done([&deaf, &other]).await;

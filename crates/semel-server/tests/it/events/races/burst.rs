@@ -164,6 +164,37 @@ fn a_put_in_a_burst_without_an_answer_is_one_run() {
     assert_eq!(id_of(&post(&admin, &trigger("k", "marker")).expect(200)), id_of(&told));
 }
 
+// The run of a put whose answer is lost moves to the ledger, and then its key is reset. If the trigger put its run again,
+// under the new generation of the key, later triggers would be answered with a run from before the reset.
+#[test]
+fn a_put_without_an_answer_stays_in_its_generation() {
+    // The trigger goes to the buffer again, or to the ledger, depending on how fast it has a new connection.
+    for _ in 0..3 {
+        let deployment = Deployment::new();
+        let proxy = deployment.redis_proxy();
+        let server = in_burst(&deployment, &proxy, &[]);
+        let other = deployment.serve(&[BURST, NO_DRAINERS]);
+        let (admin, other) = (server.admin(), other.admin());
+        proxy.trap("marker", Direction::ToServer, Action::HoldReply);
+        let (told, before) = std::thread::scope(|scope| {
+            let told = scope.spawn(move || post(&admin, &trigger("k", "marker")).json());
+            proxy.caught("the run is buffered");
+            let before = post_and_wait(&other, &trigger("k", "marker")).expect(200);
+            assert_eq!(reset(&other, "k")["id"], before["id"]);
+            assert!(!told.is_finished(), "the trigger knows nothing yet");
+            proxy.cut();
+            (told.join().unwrap(), before)
+        });
+        assert_eq!((&told["id"], &told["cached"]), (&before["id"], &json!(false)), "{told}");
+        let next = post(&other, &trigger("k", "marker")).expect(202);
+        assert_eq!(next["cached"], false, "the first trigger after the reset: {next}");
+        let drainer = deployment.serve(&[BURST]);
+        deployment.settle(&drainer.admin());
+        assert_eq!(deployment.executed().iter().filter(|body| body.contains("marker")).count(), 2);
+        assert_eq!((runs(&other).len(), dead_letters(&other)), (4, Vec::new()));
+    }
+}
+
 // It costs one call to Redis, and makes no claim.
 #[test]
 fn triggers_in_a_burst_are_counted_as_claims_and_make_none() {

@@ -14,7 +14,7 @@ use crate::kit::{Action, Direction, PATIENCE, metric, run};
 
 const WAITERS: &str = "semel_trigger_waiters";
 
-/// Said where a claim is asked for: by script, or without one.
+/// LeaseResult where a claim is asked for: by script, or without one.
 const CLAIM: [&str; 2] = ["$5\r\nclaim\r\n", "$2\r\nNX\r\n$3\r\nGET\r\n"];
 
 // A caller that waits for its run wrote to the ledger without a claim: the run of another caller, which was about to be buffered, was a

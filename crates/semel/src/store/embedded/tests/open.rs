@@ -243,3 +243,17 @@ fn only_the_owner_may_look_into_the_folder() {
     drop(place.open());
     assert_eq!(fs::metadata(place.path()).unwrap().permissions().mode() & 0o777, 0o700);
 }
+
+// systemd's DynamicUser makes /var/lib/NAME a link to /var/lib/private/NAME. SQLite refused to create the file there.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_folder_may_be_reached_by_a_link() {
+    let place = Place::new();
+    let elsewhere = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(elsewhere.path(), place.path()).unwrap();
+    let store = place.open();
+    finish(&store, id(1), "x").await;
+    assert!(elsewhere.path().join("semel.db").exists());
+    drop(store);
+    drop(place.open());
+}

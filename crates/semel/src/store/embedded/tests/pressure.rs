@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::*;
+use crate::outage::{ServerStatus, servers};
 use crate::store::{ErrorKind, MarkId, MarkStore as _, Scan};
 
 /// Blocks the writer inside a transaction until it is released.
@@ -195,15 +196,30 @@ async fn disk_full_of_pages() {
         match number {
             2 => {
                 let error = answer.unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+                assert_eq!((error.kind(), error.is_logged()), (ErrorKind::Full, true), "{error}");
             }
             _ => drop(won(answer.unwrap())),
         }
     }
     let _ = replayed(store.apply(id(1), claim()).await.unwrap());
     limit_pages(1_000_000).await.unwrap();
+    assert_eq!((outage(&store).is_available, outage(&store).outages), (false, 1), "one outage");
     let again = store.apply(id(2), complete(grant, &"x".repeat(100_000))).await.unwrap();
     assert!(matches!(again, Ruling::Accepted { .. }));
+    for number in 10.. {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let _ = won(store.apply(id(number), claim()).await.unwrap());
+        if outage(&store).is_available {
+            break;
+        }
+    }
+    assert_eq!(outage(&store).outages, 1);
+}
+
+/// The state of the disk, as the log and the metrics tell it.
+fn outage(store: &EmbeddedStore) -> ServerStatus {
+    let mut servers = servers().into_iter();
+    servers.find(|server| server.name == store.to_string()).expect("it is in use")
 }
 
 fn length(place: &Place, name: &str) -> u64 {
@@ -282,8 +298,9 @@ async fn a_poisoned_store_acknowledges_nothing() {
         let error = error.expect("nothing is answered");
         assert_eq!(error.kind(), ErrorKind::Poisoned);
         assert!(error.to_string().contains("restarted"), "{error}");
-        assert!(!error.is_retryable());
+        assert!(!error.is_retryable() && error.is_logged());
     }
+    assert_eq!((outage(&store).is_available, outage(&store).outages), (false, 1));
     drop(store);
     let store = place.open();
     let _ = replayed(store.apply(id(1), claim()).await.unwrap());

@@ -98,7 +98,7 @@ async fn pool_exhausted() {
     let server = Postgres::options().config("max_connections", "12").start().expect("a healthy server");
     server.sql("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app").expect("a healthy server");
     let url = server.url().replace("postgres://postgres", "postgres://app");
-    let builder = || PostgresStore::builder(&url).connections(1).patience(Duration::from_secs(2));
+    let builder = || PostgresStore::builder(&url).connections(1).timeout(Duration::from_secs(2));
     let store = builder().open().await.expect("a healthy server");
     let id = key();
     let grant = win(&store, id).await;
@@ -107,7 +107,7 @@ async fn pool_exhausted() {
     // Others take every connection that is left.
     let mut others = Vec::new();
     while let Ok(other) =
-        PostgresStore::builder(&url).connections(1).patience(Duration::from_secs(1)).open().await
+        PostgresStore::builder(&url).connections(1).timeout(Duration::from_secs(1)).open().await
     {
         let _ = other.apply(key(), Command::Renew(grant)).await;
         others.push(other);
@@ -126,7 +126,7 @@ async fn pool_exhausted() {
 async fn serialization_deadlock() {
     let server = server();
     let store = PostgresStore::builder(server.url())
-        .patience(Duration::from_secs(3))
+        .timeout(Duration::from_secs(3))
         .open()
         .await
         .expect("a healthy server");

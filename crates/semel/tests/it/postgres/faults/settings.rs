@@ -43,7 +43,7 @@ async fn schemas_are_apart() {
 async fn wrong_settings_are_named() {
     let server = Postgres::options().password("right").start().expect("a healthy server");
     let port = server.port();
-    let quick = |url: String| PostgresStore::builder(url).patience(Duration::from_secs(3)).open();
+    let quick = |url: String| PostgresStore::builder(url).timeout(Duration::from_secs(3)).open();
     server.sql("CREATE ROLE poor LOGIN PASSWORD 'poor'").expect("a healthy server");
     let cases = [
         (

@@ -18,7 +18,7 @@ async fn replica_lag() {
     let proxy = FaultProxy::before(primary.addr()).expect("a healthy server");
     let url = primary.url_at(proxy.addr(), "postgres");
     let store =
-        PostgresStore::builder(&url).patience(Duration::from_secs(2)).open().await.expect("a healthy server");
+        PostgresStore::builder(&url).timeout(Duration::from_secs(2)).open().await.expect("a healthy server");
     let standby = Postgres::standby_of(&primary).expect("a healthy server");
     let refused = PostgresStore::open(standby.url()).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Setup);
@@ -58,7 +58,7 @@ impl Pair {
         let standby = Postgres::standby_via(&primary, stream.addr()).expect("a healthy server");
         let way = FaultProxy::before(primary.addr()).expect("a healthy server");
         let store = PostgresStore::builder(primary.url_at(way.addr(), "postgres"))
-            .patience(Duration::from_millis(700))
+            .timeout(Duration::from_millis(700))
             .open()
             .await
             .expect("a healthy server");

@@ -1,0 +1,306 @@
+"""The decorator."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, Literal, ParamSpec, TypeVar, cast
+
+from . import _codec, _steps
+from ._client import Client, Scope, default_client
+from ._steps import Lost, Outcome, Won
+from ._terms import Duration, Mode, Terms
+from .errors import (
+    InFlightError,
+    LostError,
+    NothingHappened,
+    NotStoredError,
+    RequestError,
+    SemelError,
+    UnavailableError,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_current: ContextVar[Claim] = ContextVar("semel_claim")
+_background: set[asyncio.Task[Any]] = set()
+
+
+class Claim:
+    """The claim under which the current function runs."""
+
+    __slots__ = ("_client", "_won")
+
+    def __init__(self, client: Client, won: Won) -> None:
+        self._client = client
+        self._won = won
+
+    @property
+    def key_id(self) -> str:
+        """The id of the key, as `semel keys` shows it."""
+        return self._won.key_id
+
+    @property
+    def derived_key(self) -> str:
+        """The key to send to `provider`: the same at every attempt, and it reveals nothing."""
+        if self._won.derived_key is None:
+            raise LookupError("name the receiver to get a key for it: @once(…, provider='acquirer')")
+        return self._won.derived_key
+
+    @property
+    def fence(self) -> int:
+        """Grows with every claim of the key: a receiver that keeps the largest one can refuse a late worker."""
+        return self._won.fence
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first attempt."""
+        return self._won.attempt
+
+    @property
+    def epoch(self) -> int:
+        """How often an operator asked for this effect to run again."""
+        return self._won.epoch
+
+    @property
+    def lost(self) -> bool:
+        """True once a heartbeat learnt that another worker has the claim. Stop, if you can."""
+        return self._won.lost
+
+    def begin(self) -> None:
+        """Marks that the effect may start, with `begin="later"`. Call it directly before the effect.
+
+        Raises `LostError` if another worker has the claim: the effect must not start.
+        """
+        try:
+            self._client.drive(_steps.step(self._won, "begin"))
+        except Lost as lost:
+            raise LostError(str(lost)) from None
+
+    async def abegin(self) -> None:
+        """As `begin`, on the event loop."""
+        try:
+            await self._client.adrive(_steps.step(self._won, "begin"))
+        except Lost as lost:
+            raise LostError(str(lost)) from None
+
+
+def current_claim() -> Claim:
+    """The claim under which the current function runs."""
+    try:
+        return _current.get()
+    except LookupError:
+        raise LookupError("no function that is run once is running here") from None
+
+
+def once(
+    *,
+    key: Callable[..., object],
+    scope: Scope | Callable[..., Scope] = None,
+    namespace: str | None = None,
+    payload: Callable[..., object] | None | Literal["arguments"] = "arguments",
+    mode: Mode = "marked",
+    wait: Duration = 30.0,
+    lease: Duration = 30.0,
+    in_flight_max: Duration | None = None,
+    retention: Duration | None = None,
+    provider: str | None = None,
+    begin: Literal["with_claim", "later"] = "with_claim",
+    durable: bool = True,
+    nothing_happened: type[BaseException] | Sequence[type[BaseException]] = (),
+    encode: Callable[[Any], Any] | None = None,
+    decode: Callable[[Any], Any] | None = None,
+    client: Client | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Runs a function once per key. Every other call with the key gets the result of the first one.
+
+    `key`, `scope` and `payload` get the function's arguments. `namespace` names the operation; the function's qualified
+    name is the default. `payload` is compared with that of the first call; `None` compares nothing.
+
+    An exception of `nothing_happened`, or a `NothingHappened`, frees the key. After any other exception nobody knows
+    whether the effect happened: in `marked` the key is in doubt, in `keyed` and `rerun` the next call runs it again.
+
+    `durable=False` does not wait until the outcome is stored. `begin="later"` leaves the begin mark to
+    `current_claim().begin()`.
+    """
+    errors = (nothing_happened,) if isinstance(nothing_happened, type) else tuple(nothing_happened)
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        operation = _Operation(
+            function=function,
+            key=key,
+            scope=scope,
+            payload=payload,
+            namespace=namespace or f"{function.__module__}.{function.__qualname__}",
+            terms={
+                "mode": mode,
+                "wait": wait,
+                "lease": lease,
+                "in_flight_max": in_flight_max,
+                "retention": retention,
+                "provider": provider,
+                "begin": begin,
+                "durable": durable,
+            },
+            nothing_happened=(NothingHappened, *errors),
+            encode=encode or _codec.identity,
+            decode=decode or _codec.decoder(function),
+            client=client,
+        )
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError("a generator has no result that could be stored")
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def run_async(*args: Any, **kwargs: Any) -> Any:
+                return await operation.run_async(args, kwargs)
+
+            return cast(Callable[P, R], run_async)
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return operation.run(args, kwargs)
+
+        return cast(Callable[P, R], run)
+
+    return decorate
+
+
+class _Operation:
+    """A decorated function."""
+
+    def __init__(
+        self,
+        *,
+        function: Callable[..., Any],
+        key: Callable[..., object],
+        scope: Scope | Callable[..., Scope],
+        payload: Callable[..., object] | None | Literal["arguments"],
+        namespace: str,
+        terms: dict[str, Any],
+        nothing_happened: tuple[type[BaseException], ...],
+        encode: Callable[[Any], Any],
+        decode: Callable[[Any], Any],
+        client: Client | None,
+    ) -> None:
+        self.function = function
+        self.key = key
+        self.scope = scope
+        self.payload = payload
+        self.namespace = namespace
+        self.term_values = terms
+        self.nothing_happened = nothing_happened
+        self.encode = encode
+        self.decode = decode
+        self.given_client = client
+        self.signature = inspect.signature(function)
+        self.ready: tuple[Client, Terms] | None = None
+
+    def open(self) -> tuple[Client, Terms]:
+        client = self.given_client or default_client()
+        if self.ready is None or self.ready[0] is not client:
+            self.ready = (client, client.terms(self.namespace, **self.term_values))
+        return self.ready
+
+    def ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Scope, str | None]:
+        """Key, scope and payload of a call."""
+        key = self.key(*args, **kwargs)
+        scope = self.scope(*args, **kwargs) if callable(self.scope) else self.scope
+        if self.payload is None:
+            return str(key), scope, None
+        if self.payload == "arguments":
+            bound = self.signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return str(key), scope, _codec.encode_json(bound.arguments)
+        return str(key), scope, _codec.encode_json(self.payload(*args, **kwargs))
+
+    def text(self, result: Any) -> str:
+        return _codec.encode_json(self.encode(result))
+
+    def value(self, text: str) -> Any:
+        return self.decode(json.loads(text))
+
+    def how_to_end(self, error: BaseException) -> Literal["release", "abandon"]:
+        return "release" if isinstance(error, self.nothing_happened) else "abandon"
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        client, terms = self.open()
+        key, scope, payload = self.ask(args, kwargs)
+        found = client.claim(terms, key, scope=scope, payload=payload)
+        if isinstance(found, Outcome):
+            return self.decode(found.value)
+        token = _current.set(Claim(client, found))
+        try:
+            result = self.function(*args, **kwargs)
+            text = self.text(result)
+        except BaseException as error:
+            client.end(found, self.how_to_end(error))
+            raise
+        finally:
+            _current.reset(token)
+        try:
+            try:
+                other = client.complete(found, text)
+            except Lost:
+                other = self.follow(client, client.claim(terms, key, scope=scope, payload=payload), text)
+        except _AFTER_THE_EFFECT as error:
+            raise after_the_effect(error, result) from error
+        return self.decode(other.value) if other else self.value(text)
+
+    def follow(self, client: Client, found: Won | Outcome, text: str) -> Outcome | None:
+        """Another worker took the claim: its outcome stands. If it died, the one of this call does."""
+        return found if isinstance(found, Outcome) else client.complete(found, text)
+
+    async def run_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        client, terms = self.open()
+        key, scope, payload = self.ask(args, kwargs)
+        found = await client.aclaim(terms, key, scope=scope, payload=payload)
+        if isinstance(found, Outcome):
+            return self.decode(found.value)
+        # In a task of its own: a caller that is cancelled does not stop an effect that has begun.
+        task = asyncio.ensure_future(self.run_won(client, terms, found, (key, scope, payload), args, kwargs))
+        _background.add(task)
+        task.add_done_callback(_background.discard)
+        return await asyncio.shield(task)
+
+    async def run_won(
+        self,
+        client: Client,
+        terms: Terms,
+        found: Won,
+        asked: tuple[str, Scope, str | None],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        _current.set(Claim(client, found))
+        try:
+            result = await self.function(*args, **kwargs)
+            text = self.text(result)
+        except BaseException as error:
+            await client.aend(found, self.how_to_end(error))
+            raise
+        try:
+            try:
+                other = await client.acomplete(found, text)
+            except Lost:
+                key, scope, payload = asked
+                again = await client.aclaim(terms, key, scope=scope, payload=payload)
+                other = again if isinstance(again, Outcome) else await client.acomplete(again, text)
+        except _AFTER_THE_EFFECT as error:
+            raise after_the_effect(error, result) from error
+        return self.decode(other.value) if other else self.value(text)
+
+
+_AFTER_THE_EFFECT = (Lost, InFlightError, RequestError, UnavailableError)
+
+
+def after_the_effect(error: Exception, result: Any) -> SemelError:
+    """What the caller learns if the function ran, and its outcome does not stand."""
+    if isinstance(error, (Lost, InFlightError)):
+        return LostError("the function ran, and another worker has the claim now")
+    return NotStoredError("the effect happened, and its outcome could not be stored", result)

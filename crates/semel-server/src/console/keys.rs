@@ -1,0 +1,370 @@
+//! Keys: the list with its filters, the queue of keys in doubt, one key with its timeline, and forget.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::extract::{Path, Query, State};
+use axum::response::Response;
+use semel::record::{Phase, State as RecordState};
+use semel::store::Snapshot;
+use serde::Deserialize;
+
+use super::html::{self, Html};
+use super::page::{Confirm, Next, Page, Section, answer, go, show as show_page};
+use super::story::Timeline;
+use super::strip::Strip;
+use super::visitor::{Submission, Visitor};
+use super::{Did, actions};
+use crate::admin::audit::run_to_completion;
+use crate::admin::keys::{ForgetRequest, KeyQuery, find, forget_key};
+use crate::admin::records::{AnswerContent, PHASES, mode_name, phase_name};
+use crate::admin::story::Story;
+use crate::admin::{Admin, Refusal, Right};
+use crate::config::show_duration;
+
+const PAGE: usize = 50;
+/// The most keys in doubt that are sorted by age.
+const QUEUE: usize = 1_000;
+
+#[derive(Deserialize)]
+pub(super) struct KeyFilters {
+    #[serde(default)]
+    phase: String,
+    #[serde(default)]
+    hint: String,
+    #[serde(default)]
+    cursor: String,
+    did: Option<String>,
+}
+
+/// A key in a list.
+struct KeyRow {
+    id: String,
+    hint: String,
+    phase: &'static str,
+    request: String,
+    request_id: String,
+    caller: String,
+    claimed: Html,
+    changed: Html,
+}
+
+impl KeyRow {
+    fn new(snapshot: &Snapshot) -> Self {
+        let (record, origin) = (&snapshot.record, snapshot.record.hint.origin());
+        let part = |part: Option<&str>| part.unwrap_or_default().to_owned();
+        let method = part(origin.and_then(|origin| origin.method()));
+        let path = part(origin.and_then(|origin| origin.path()));
+        Self {
+            id: snapshot.id.to_string(),
+            hint: record.hint.to_string(),
+            phase: phase_name(snapshot.phase()),
+            request: format!("{method} {path}").trim().to_owned(),
+            request_id: part(origin.and_then(|origin| origin.request_id())),
+            caller: part(origin.and_then(|origin| origin.caller())),
+            claimed: html::when(record.claimed_at),
+            changed: html::when(record.changed_at),
+        }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "keys.html")]
+struct KeysPage {
+    page: Page,
+    filters: KeyFilters,
+    phases: Vec<(&'static str, String)>,
+    rows: Vec<KeyRow>,
+    /// Records that were read, if the search stopped before the last one.
+    cut_short: Option<u64>,
+    next: Next,
+    may_settle: bool,
+}
+
+pub(super) async fn list(
+    State(admin): State<Arc<Admin>>,
+    visitor: Visitor,
+    Query(filters): Query<KeyFilters>,
+) -> Response {
+    answer(&admin, &visitor, async {
+        let phase = match filters.phase.as_str() {
+            "" => None,
+            name => Some(named_phase(name)?),
+        };
+        let is_queue = phase == Some(Phase::InDoubt) && filters.cursor.is_empty();
+        let query = KeyQuery {
+            phase,
+            hint: Some(filters.hint.trim().to_owned()).filter(|hint| !hint.is_empty()),
+            key: None,
+            after: match filters.cursor.as_str() {
+                "" => None,
+                cursor => {
+                    Some(cursor.parse().map_err(|_| Refusal::bad("cursor: expected the link of a page"))?)
+                }
+            },
+            limit: if is_queue { QUEUE } else { PAGE },
+        };
+        let mut found = query.find(&admin).await?;
+        let cut_short = found.is_cut_short().then_some(found.searched as u64);
+        if is_queue {
+            // The store sorts by id. Who waits longest is settled first.
+            found.items.sort_by_key(|snapshot| snapshot.record.claimed_at);
+        }
+        let title = if is_queue { "Keys in doubt" } else { "Keys" };
+        let mut page = Page::new(&admin, &visitor, Section::Keys, title).await;
+        if is_queue {
+            let shown = [("phase", filters.phase.as_str()), ("hint", filters.hint.as_str())];
+            page = page.refreshed_from(format!("/keys{}", html::query(&shown)));
+        }
+        let cursor = found.next.map(|next| next.to_string());
+        let pairs = [("phase", filters.phase.as_str()), ("hint", filters.hint.as_str())];
+        let next = Next::new("/keys", &pairs, cursor.as_deref());
+        let phases = PHASES.iter().filter(|(name, _)| *name != "vacant");
+        Ok(show_page(&KeysPage {
+            page: page.with_message(filters.did.as_deref()),
+            phases: phases.map(|(name, _)| (*name, html::label(name))).collect(),
+            rows: found.items.iter().map(KeyRow::new).collect(),
+            cut_short,
+            next,
+            filters,
+            may_settle: visitor.may(&actions::SETTLE_KEY),
+        }))
+    })
+    .await
+}
+
+fn named_phase(name: &str) -> Result<Phase, Refusal> {
+    let found = PHASES.iter().find(|(known, _)| *known == name).map(|(_, phase)| *phase);
+    found.ok_or_else(|| Refusal::bad(format!("phase: there is no phase {name:?}")))
+}
+
+impl KeysPage {
+    fn is_queue(&self) -> bool {
+        self.filters.phase == "in_doubt"
+    }
+}
+
+#[derive(Template)]
+#[template(path = "key.html")]
+struct KeyPage {
+    page: Page,
+    row: KeyRow,
+    explanation: String,
+    facts: Vec<(&'static str, Html)>,
+    /// Requests that came with the key, if more than one did, and what became of them.
+    requests: Option<(usize, String)>,
+    outcome: Option<AnswerContent>,
+    outcome_text: Option<String>,
+    timeline: Timeline,
+    may_settle: bool,
+    may_forget: bool,
+}
+
+pub(super) async fn show(
+    State(admin): State<Arc<Admin>>,
+    visitor: Visitor,
+    Path(id): Path<String>,
+    Query(did): Query<Did>,
+) -> Response {
+    answer(&admin, &visitor, async {
+        let (key, snapshot) = find(&admin.engine, &id).await?;
+        let story = Story::tell(&admin, key.to_string()).await?;
+        let requests = story.timeline.iter().filter(|entry| entry.place == "gateway");
+        let from_record = requests.clone().filter(|entry| entry.what == "answered from the record").count();
+        let (record, phase) = (&snapshot.record, snapshot.phase());
+        let requests = Some((requests.count(), what_ran(&snapshot, from_record))).filter(|(all, _)| *all > 1);
+        let row = KeyRow::new(&snapshot);
+        let outcome = visitor.sees_payloads().then(|| record.outcome(snapshot.now)).flatten();
+        let outcome_text =
+            outcome.filter(|outcome| outcome.kind() == "json").map(|outcome| match outcome.body() {
+                semel::outcome::OutcomeBody::Kept(body) => String::from_utf8_lossy(body).into_owned(),
+                semel::outcome::OutcomeBody::Tombstone(reason) => format!("not kept: {reason}"),
+            });
+        let page = Page::new(&admin, &visitor, Section::Keys, format!("Key {}", row.hint)).await;
+        Ok(show_page(&KeyPage {
+            page: page.with_message(did.code()),
+            explanation: explain(phase, record.attempt),
+            facts: facts(&snapshot, &row),
+            requests,
+            outcome: outcome.filter(|outcome| outcome.kind() != "json").and_then(AnswerContent::new),
+            outcome_text,
+            timeline: Timeline::new(&story),
+            may_settle: phase == Phase::InDoubt && visitor.may(&actions::SETTLE_KEY),
+            may_forget: phase != Phase::Vacant && visitor.may(&actions::FORGET_KEY),
+            row,
+        }))
+    })
+    .await
+}
+
+/// How often the effect ran for several requests, as far as the record says.
+fn what_ran(snapshot: &Snapshot, from_record: usize) -> String {
+    let record = &snapshot.record;
+    // Only a finished effect of a key that was claimed once, and never forgotten, is known to have run once.
+    let is_over = matches!(snapshot.phase(), Phase::Done | Phase::Expired);
+    let mut text = String::new();
+    if is_over && record.attempt <= 1 && record.epoch.get() == 0 {
+        text.push_str("The effect ran once. ");
+    }
+    match from_record {
+        0 => {}
+        1 => text.push_str("1 of them got the stored answer, and nothing ran for it."),
+        number => {
+            text.push_str(&format!("{number} of them got the stored answer, and nothing ran for them."));
+        }
+    }
+    text
+}
+
+/// What a phase means for the next request.
+fn explain(phase: Phase, attempt: u32) -> String {
+    let text = match phase {
+        Phase::Vacant => "Nothing is stored under this key: the next request runs the effect.",
+        Phase::Bound => {
+            "The effect has not run. The next request with the same payload runs it; another payload is refused."
+        }
+        Phase::Claimed => "A request holds this key, and its effect has not started.",
+        Phase::Begun => {
+            "A request holds this key, and its effect is running. Duplicates wait for its answer or are told to retry."
+        }
+        Phase::Lapsed => {
+            "The request that held this key is gone, and running the effect again is safe: the next request runs it."
+        }
+        Phase::InDoubt => {
+            "The effect began, and its result is unknown: its process was lost, the upstream did not answer, or it answered with an \
+             error that leaves the result open. Requests with this key are refused until a \
+             probe or a person settles it. Ask the upstream with the request id below."
+        }
+        Phase::Done => {
+            "The effect has happened. Every later request with this key gets the stored answer, and nothing runs again."
+        }
+        Phase::Expired => {
+            "The stored answer has expired. The key is still known, and requests with it are refused."
+        }
+    };
+    match attempt {
+        0 | 1 => text.to_owned(),
+        attempts => format!("{text} It was claimed {attempts} times."),
+    }
+}
+
+fn facts(snapshot: &Snapshot, row: &KeyRow) -> Vec<(&'static str, Html)> {
+    let (record, phase) = (&snapshot.record, snapshot.phase());
+    let code = |text: &str| Html::trusted(format!("<code>{}</code>", html::escape(text)));
+    let mut facts = vec![("Key ID", code(&row.id)), ("Key begins with", code(&row.hint))];
+    if !row.request.is_empty() {
+        facts.push(("Request", Html::text(&row.request)));
+    }
+    if !row.request_id.is_empty() {
+        let link = format!(
+            "<a class=\"id\" href=\"/story/{}\">{}</a>",
+            html::encode(&row.request_id),
+            html::escape(&row.request_id)
+        );
+        facts.push(("Request ID", Html::trusted(link)));
+    }
+    if !row.caller.is_empty() {
+        facts.push(("Caller", code(&row.caller)));
+    }
+    facts.push(("Claimed", row.claimed.clone()));
+    facts.push(("Changed", row.changed.clone()));
+    if matches!(phase, Phase::Claimed | Phase::Begun) {
+        facts.push(("Lease ends", html::when(record.lease_until)));
+    }
+    if matches!(phase, Phase::Done | Phase::Bound | Phase::Lapsed) {
+        facts.push(("Expires", html::when(record.expires_at)));
+    }
+    let numbers = format!(
+        "mode {}, fence {}, attempt {}, epoch {}, kept for {}",
+        mode_name(record.terms.mode),
+        record.fence.get(),
+        record.attempt,
+        record.epoch.get(),
+        show_duration(record.terms.retention)
+    );
+    facts.push(("Record", Html::text(numbers)));
+    if let RecordState::Done(outcome) = &record.state {
+        facts.push(("Outcome", Html::text(format!("{}, {}", outcome.kind(), html::bytes(outcome.size())))));
+    }
+    facts
+}
+
+pub(super) async fn forget_form(
+    State(admin): State<Arc<Admin>>,
+    visitor: Visitor,
+    Path(id): Path<String>,
+) -> Response {
+    answer(&admin, &visitor, forget_page(&admin, &visitor, &id, None, "")).await
+}
+
+async fn forget_page(
+    admin: &Arc<Admin>,
+    visitor: &Visitor,
+    id: &str,
+    problem: Option<String>,
+    reason: &str,
+) -> Result<Response, Refusal> {
+    let (key, snapshot) = find(&admin.engine, id).await?;
+    let row = KeyRow::new(&snapshot);
+    let needs_force = matches!(snapshot.phase(), Phase::Claimed | Phase::Begun | Phase::InDoubt);
+    let mut effects = vec![
+        "The record and its stored answer are removed. The next request with this key runs the effect again: if it charged a card, \
+         it charges it a second time."
+            .to_owned(),
+    ];
+    let mut fields = Html::default();
+    if needs_force {
+        effects.push(format!(
+            "The key is {}: its effect may be running or may have happened. Only the role admin can forget it.",
+            html::word(row.phase)
+        ));
+        if visitor.caller.may(Right::Administrate).is_ok() {
+            fields = Html::trusted(
+                "<div><label class=\"choice\"><input type=\"checkbox\" name=\"force\" value=\"yes\" required> I know that the effect \
+                 can happen twice</label></div>",
+            );
+        }
+    }
+    let page = Page::new(admin, visitor, Section::Keys, "Forget a key").await;
+    Ok(show_page(&Confirm {
+        page,
+        heading: format!("Forget the key {}…", row.hint),
+        effects,
+        facts: vec![
+            ("State", html::named(row.phase)),
+            ("Request", Html::text(&row.request)),
+            ("Key ID", Html::text(key)),
+        ],
+        fields,
+        path: format!("/keys/{key}/forget"),
+        button: "Forget this key".to_owned(),
+        is_dangerous: true,
+        back: format!("/keys/{key}"),
+        command: format!("{} {key} --reason …", actions::FORGET_KEY.command),
+        problem,
+        reason: reason.to_owned(),
+    }))
+}
+
+pub(super) async fn forget(
+    State(admin): State<Arc<Admin>>,
+    Path(id): Path<String>,
+    form: Submission,
+) -> Response {
+    let visitor = form.visitor.clone();
+    answer(&admin, &visitor, async {
+        let asked =
+            ForgetRequest { reason: form.get("reason").to_owned(), force: form.get("force") == "yes" };
+        let (own, caller, key) = (Arc::clone(&admin), visitor.caller.clone(), id.clone());
+        let done = run_to_completion(async move { forget_key(&own, &caller, &key, asked).await }).await;
+        Strip::forget(&admin).await;
+        match done {
+            Ok(_) => Ok(go("/keys", "forgotten")),
+            Err(refusal) => {
+                let problem = Some(refusal.detail().to_owned());
+                forget_page(&admin, &visitor, &id, problem, form.get("reason")).await
+            }
+        }
+    })
+    .await
+}

@@ -1,0 +1,270 @@
+//! A new replay: what to replay, the plan, the limits, then the start.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::extract::{Query, State};
+use axum::response::Response;
+use semel_pipeline::replay::{ReplayAction, ReplayMode};
+
+use super::actions;
+use super::html;
+use super::page::{Page, Section, answer, go, show};
+use super::replays::number;
+use super::strip::Strip;
+use super::visitor::{Submission, Visitor};
+use crate::admin::audit::run_to_completion;
+use crate::admin::replays::{ReplayPlan, ReplayRequest, create_job, plan_job};
+use crate::admin::{Admin, Refusal};
+
+/// How many items of a plan are listed.
+const SHOWN: usize = 50;
+
+/// The fields of the form, as texts.
+#[derive(Clone, Default)]
+struct ReplayFields {
+    status: String,
+    ids: String,
+    event_id: String,
+    targets: Vec<String>,
+    tenant: String,
+    signature: String,
+    limit: String,
+    since: String,
+    mode: String,
+    rate: String,
+    canary: String,
+    concurrency: String,
+    reason: String,
+}
+
+#[derive(Template)]
+#[template(path = "replay_form.html")]
+struct ReplayForm {
+    page: Page,
+    fields: ReplayFields,
+    targets: Vec<String>,
+    modes: Vec<(&'static str, &'static str)>,
+    plan: Option<ReplayPlan>,
+    problem: Option<String>,
+    command: &'static str,
+}
+
+/// Choices for the time of the failures.
+const TIMES: [(&str, &str); 4] = [
+    ("", "at any time"),
+    ("1h", "in the last hour"),
+    ("24h", "in the last 24 hours"),
+    ("7d", "in the last 7 days"),
+];
+
+impl ReplayForm {
+    fn is_chosen(&self, target: &str) -> bool {
+        self.fields.targets.iter().any(|chosen| chosen == target)
+    }
+
+    /// The first items of the plan, with what happens to each.
+    fn items(&self) -> Vec<(String, &str, &'static str, &str)> {
+        let items = self.plan.iter().flat_map(|plan| &plan.items).take(SHOWN);
+        let word = |action: ReplayAction| match action {
+            ReplayAction::Run => "run",
+            ReplayAction::Skip => "skip",
+            ReplayAction::Conflict => "conflict",
+        };
+        items
+            .map(|item| (item.event.to_string(), item.target.as_str(), word(item.action), item.why.as_str()))
+            .collect()
+    }
+
+    /// What the limit leaves out. The server counts up to 1000, and with a time all.
+    fn left_out(&self) -> Option<String> {
+        let plan = self.plan.as_ref().filter(|plan| plan.left_out > 0)?;
+        let at_least = if plan.left_out == 1_000 { "At least " } else { "" };
+        Some(format!(
+            "{at_least}{} more match and are left out by the limit of {}.",
+            html::count(plan.left_out),
+            if self.fields.limit.is_empty() { "100" } else { &self.fields.limit }
+        ))
+    }
+
+    fn mode(&self) -> &str {
+        if self.fields.mode.is_empty() { "resume" } else { &self.fields.mode }
+    }
+}
+
+impl ReplayFields {
+    fn of(pairs: &[(String, String)]) -> Self {
+        let get = |name: &str| {
+            pairs
+                .iter()
+                .find(|(known, _)| known == name)
+                .map_or_else(String::new, |(_, value)| value.trim().to_owned())
+        };
+        let targets = pairs.iter().filter(|(name, value)| name == "targets" && !value.is_empty());
+        Self {
+            status: get("status"),
+            ids: get("ids"),
+            event_id: get("event_id"),
+            targets: targets.map(|(_, value)| value.clone()).collect(),
+            tenant: get("tenant"),
+            signature: get("signature"),
+            limit: get("limit"),
+            since: get("since"),
+            mode: get("mode"),
+            rate: get("rate"),
+            canary: get("canary"),
+            concurrency: get("concurrency"),
+            reason: get("reason"),
+        }
+    }
+
+    /// The same request that the API takes.
+    fn request(&self) -> Result<ReplayRequest, Refusal> {
+        fn read<T: std::str::FromStr>(name: &str, text: &str) -> Result<Option<T>, Refusal> {
+            if text.is_empty() {
+                return Ok(None);
+            }
+            text.parse()
+                .map(Some)
+                .map_err(|_| Refusal::bad(format!("{name}: expected a number, found {text:?}")))
+        }
+        let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        let ids: Vec<String> =
+            self.ids.split([',', ' ', '\n', '\r']).filter(|id| !id.is_empty()).map(str::to_owned).collect();
+        Ok(ReplayRequest {
+            status: some(&self.status).filter(|_| ids.is_empty() && self.event_id.is_empty()),
+            limit: read("limit", &self.limit)?,
+            since: some(&self.since),
+            tenant: some(&self.tenant),
+            signature: some(&self.signature),
+            ids: Some(ids).filter(|ids| !ids.is_empty()),
+            event_id: some(&self.event_id),
+            targets: self.targets.clone(),
+            mode: some(&self.mode),
+            reason: some(&self.reason),
+            rate: read("rate", &self.rate)?,
+            canary: read("canary", &self.canary)?,
+            concurrency: read("concurrency", &self.concurrency)?,
+            pause_above: None,
+            dry_run: false,
+        })
+    }
+}
+
+/// The form; with a selection in the address, its plan too.
+pub(super) async fn form(
+    State(admin): State<Arc<Admin>>,
+    visitor: Visitor,
+    Query(pairs): Query<Vec<(String, String)>>,
+) -> Response {
+    answer(&admin, &visitor, async {
+        let mut fields = ReplayFields::of(&pairs);
+        if fields.canary.is_empty() {
+            fields.canary = "1".to_owned();
+        }
+        let has_selection =
+            !(fields.status.is_empty() && fields.ids.is_empty() && fields.event_id.is_empty());
+        page(&admin, &visitor, fields, has_selection, None).await
+    })
+    .await
+}
+
+async fn page(
+    admin: &Arc<Admin>,
+    visitor: &Visitor,
+    fields: ReplayFields,
+    has_selection: bool,
+    problem: Option<String>,
+) -> Result<Response, Refusal> {
+    let targets = admin.pipeline()?.registry.current().names();
+    let mut problem = problem;
+    let plan = match (has_selection, fields.request()) {
+        (false, _) => None,
+        (true, Ok(wanted)) => match plan_job(admin, &visitor.caller, &wanted).await {
+            Ok(plan) => Some(plan),
+            Err(refusal) => {
+                problem = problem.or_else(|| Some(refusal.detail().to_owned()));
+                None
+            }
+        },
+        (true, Err(refusal)) => {
+            problem = problem.or_else(|| Some(refusal.detail().to_owned()));
+            None
+        }
+    };
+    Ok(show(&ReplayForm {
+        page: Page::new(admin, visitor, Section::Replays, "New replay").await,
+        fields,
+        targets,
+        modes: vec![
+            (ReplayMode::Resume.as_str(), "same keys: what was delivered is skipped, the rest is sent"),
+            (ReplayMode::ReExecute.as_str(), "the effects happen again, also of what was delivered"),
+            (ReplayMode::AsNew.as_str(), "sent as new events with new keys"),
+        ],
+        plan,
+        problem,
+        command: actions::START_REPLAY.command,
+    }))
+}
+
+pub(super) async fn start(State(admin): State<Arc<Admin>>, form: Submission) -> Response {
+    let visitor = form.visitor.clone();
+    answer(&admin, &visitor, async {
+        let names = [
+            "status",
+            "ids",
+            "event_id",
+            "tenant",
+            "signature",
+            "limit",
+            "since",
+            "mode",
+            "rate",
+            "canary",
+            "concurrency",
+            "reason",
+        ];
+        let mut pairs: Vec<(String, String)> =
+            names.iter().map(|name| ((*name).to_owned(), form.get(name).to_owned())).collect();
+        pairs.extend(form.all("targets").into_iter().map(|target| ("targets".to_owned(), target)));
+        let fields = ReplayFields::of(&pairs);
+        let started = async {
+            let mut wanted = fields.request()?;
+            crate::admin::answer::reason(&fields.reason)?;
+            let shown: Option<u64> = number(&form, "planned")?;
+            if wanted.status.is_some() {
+                // What failed meanwhile comes after what was shown, because the oldest are taken first.
+                wanted.limit = shown.filter(|shown| *shown > 0).or(wanted.limit);
+            }
+            let plan = plan_job(&admin, &visitor.caller, &wanted).await?;
+            // An action applies to what was shown: the same deliveries, with the same plan for each.
+            if form.get("fingerprint") != plan.fingerprint {
+                let detail = "The plan has changed meanwhile; look at it again and confirm.";
+                return Err(Refusal::bad(detail));
+            }
+            // By their ids, so that no other one is taken between this check and the start.
+            if let Some(letters) = plan.letters.filter(|_| wanted.status.is_some()) {
+                wanted = ReplayRequest {
+                    status: None,
+                    since: None,
+                    limit: None,
+                    signature: None,
+                    tenant: None,
+                    targets: Vec::new(),
+                    ids: Some(letters.iter().map(ToString::to_string).collect()),
+                    ..wanted
+                };
+            }
+            let (own, caller) = (Arc::clone(&admin), visitor.caller.clone());
+            run_to_completion(async move { create_job(&own, &caller, wanted).await }).await
+        };
+        match started.await {
+            Ok(job) => {
+                Strip::forget(&admin).await;
+                Ok(go(&format!("/replays/{}", job.id), "started"))
+            }
+            Err(refusal) => page(&admin, &visitor, fields, true, Some(refusal.detail().to_owned())).await,
+        }
+    })
+    .await
+}

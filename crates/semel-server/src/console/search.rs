@@ -1,0 +1,112 @@
+//! The search box: any id leads to its page, any other text to the keys that begin with it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use askama::Template;
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse as _, Redirect, Response};
+use semel::key::KeyId;
+use semel_pipeline::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
+use serde::Deserialize;
+
+use super::html;
+use super::page::{Next, Page, Section, answer, show};
+use super::visitor::Visitor;
+use crate::admin::Admin;
+use crate::admin::keys::KeyQuery;
+use crate::admin::records::phase_name;
+use crate::admin::story::Story;
+use crate::gateway::is_request_id;
+
+/// The most keys that are shown.
+const MOST: usize = 20;
+/// How long the search for a request may take. No index holds their ids; the story of a request searches longer.
+const PATIENCE: Duration = Duration::from_millis(150);
+
+#[derive(Deserialize)]
+pub(super) struct Asked {
+    #[serde(default)]
+    q: String,
+}
+
+#[derive(Template)]
+#[template(path = "search.html")]
+struct SearchPage {
+    page: Page,
+    asked: String,
+    /// Id, hint, phase, request.
+    keys: Vec<(String, String, &'static str, String)>,
+    /// Records that were read, if the search for keys stopped before the last one.
+    searched: Option<u64>,
+    /// The rest of the keys.
+    next: Next,
+    /// The page that searches longer for a request.
+    longer: Option<String>,
+}
+
+/// The page of an id; `None` if its form names no kind.
+pub(super) fn page_of(id: &str) -> Option<String> {
+    if let Ok(event) = id.parse::<EventId>() {
+        let kind = if event.kind() == EventKind::Run { "runs" } else { "events" };
+        return Some(format!("/{kind}/{id}"));
+    }
+    let is = |known: bool, folder: &str| known.then(|| format!("/{folder}/{id}"));
+    is(id.parse::<LetterId>().is_ok(), "dead-letters")
+        .or_else(|| is(id.parse::<JobId>().is_ok(), "replays"))
+        .or_else(|| is(id.parse::<DeliveryId>().is_ok(), "deliveries"))
+        .or_else(|| is(id.parse::<KeyId>().is_ok(), "keys"))
+}
+
+pub(super) async fn search(
+    State(admin): State<Arc<Admin>>,
+    visitor: Visitor,
+    Query(Asked { q }): Query<Asked>,
+) -> Response {
+    let asked = q.trim().to_owned();
+    answer(&admin, &visitor, async {
+        if asked.is_empty() {
+            return Ok(Redirect::to("/story").into_response());
+        }
+        let is_key = asked.parse::<KeyId>().is_ok();
+        if let Some(path) = page_of(&asked).filter(|_| !is_key) {
+            return Ok(Redirect::to(&path).into_response());
+        }
+        // 32 hexadecimal characters can be a key or a request.
+        if let Ok(key) = asked.parse::<KeyId>()
+            && admin.engine.store().get(key).await?.is_some()
+        {
+            return Ok(Redirect::to(&format!("/keys/{key}")).into_response());
+        }
+        let query = KeyQuery { hint: Some(asked.clone()), limit: MOST, ..KeyQuery::default() };
+        // The beginning of a key first: it is cheaper than the search for a request.
+        let found = query.find(&admin).await?;
+        let story = format!("/story/{}", html::encode(&asked));
+        let mut longer = None;
+        if found.items.is_empty() && is_request_id(asked.as_bytes()) {
+            match tokio::time::timeout(PATIENCE, Story::tell(&admin, asked.clone())).await {
+                Ok(Ok(_)) => return Ok(Redirect::to(&story).into_response()),
+                Ok(Err(_)) => {}
+                Err(_) => longer = Some(story),
+            }
+        }
+        if let ([only], None) = (found.items.as_slice(), found.next) {
+            return Ok(Redirect::to(&format!("/keys/{}", only.id)).into_response());
+        }
+        let searched = found.is_cut_short().then_some(found.searched as u64);
+        let cursor = found.next.map(|next| next.to_string());
+        let next = Next::new("/keys", &[("hint", asked.as_str())], cursor.as_deref());
+        let mut page = Page::new(&admin, &visitor, Section::None, "Search").await;
+        page.search.clone_from(&asked);
+        let keys = found.items.iter().map(|snapshot| {
+            let origin = snapshot.record.hint.origin();
+            let part = |part: Option<&str>| part.unwrap_or_default().to_owned();
+            let method = part(origin.and_then(|origin| origin.method()));
+            let path = part(origin.and_then(|origin| origin.path()));
+            let request = format!("{method} {path}").trim().to_owned();
+            (snapshot.id.to_string(), snapshot.record.hint.to_string(), phase_name(snapshot.phase()), request)
+        });
+        Ok(show(&SearchPage { page, keys: keys.collect(), asked, searched, next, longer }))
+    })
+    .await
+}

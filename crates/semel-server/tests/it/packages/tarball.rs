@@ -1,0 +1,145 @@
+//! The tarball is all that a newcomer needs.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::time::Instant;
+
+use super::artifacts::{VERSION, artifact, artifacts, release};
+use super::run;
+use crate::kit::{Semel, Upstream};
+
+/// The tarball, unpacked as a prefix.
+fn unpacked() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = folder.path().join("prefix");
+    fs::create_dir(&prefix).unwrap();
+    run(Command::new("tar")
+        .arg("-xzf")
+        .arg(artifact(".tar.gz"))
+        .arg("--strip-components=1")
+        .arg("-C")
+        .arg(&prefix));
+    (folder, prefix)
+}
+
+fn files(folder: &Path, below: &Path, found: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files(&path, below, found);
+        } else {
+            found.insert(path.strip_prefix(below).unwrap().to_str().unwrap().to_owned());
+        }
+    }
+}
+
+#[test]
+fn it_serves_an_api_within_a_minute_and_needs_nothing_else() {
+    // Made before the clock starts.
+    artifacts();
+    let upstream = Upstream::start();
+    let start = Instant::now();
+    let (folder, prefix) = unpacked();
+    let mut command = Command::new(prefix.join("bin/semel"));
+    command.env_clear().current_dir(folder.path()).args(["serve", "--upstream", &upstream.url()]);
+    command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+    let semel = Semel::spawn(command);
+    let client = semel.gateway().with("authorization", "Bearer me").with("idempotency-key", "order-42");
+    let first = client.post("/v1/payments", "{}");
+    let again = client.post("/v1/payments", "{}");
+    assert_eq!((first.status, again.status), (201, 201), "{}", first.text());
+    assert_eq!(first.body, again.body);
+    assert_eq!(again.header("idempotent-replayed"), Some("true"));
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+    assert_eq!(upstream.calls("order-42"), 1);
+    let health = Command::new(prefix.join("bin/semel"))
+        .args(["health", "--admin", semel.admin_url()])
+        .output()
+        .unwrap();
+    assert!(health.status.success(), "{health:?}");
+}
+
+#[test]
+fn it_has_pages_completions_licences_and_one_folder() {
+    let listed = run(Command::new("tar").arg("-tvzf").arg(artifact(".tar.gz")));
+    for line in listed.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(words[1], "0/0", "of nobody in particular: {line}");
+        assert!(words[5].starts_with(&format!("semel-{VERSION}-")), "{line}");
+        assert!(!words[0].ends_with("w-") && !words[0].contains('s'), "{line}");
+    }
+    let (_folder, prefix) = unpacked();
+    let mut found = BTreeSet::new();
+    files(&prefix, &prefix, &mut found);
+    for file in [
+        "bin/semel",
+        "lib/systemd/system/semel.service",
+        "share/bash-completion/completions/semel",
+        "share/zsh/site-functions/_semel",
+        "share/fish/vendor_completions.d/semel.fish",
+        "share/man/man1/semel.1",
+        "share/man/man1/semel-serve.1",
+        "share/man/man1/semel-keys-settle.1",
+        "share/doc/semel/BUILD",
+        "share/doc/semel/LICENSE",
+        "share/doc/semel/THIRD-PARTY-LICENSES",
+        "share/doc/semel/README.md",
+        "share/doc/semel/docs/howto/install.md",
+        "share/doc/semel/deploy/compose/compose.yaml",
+    ] {
+        assert!(found.contains(file), "{file} in {found:?}");
+    }
+    let unit = fs::read_to_string(prefix.join("lib/systemd/system/semel.service")).unwrap();
+    assert!(
+        unit.contains("\nExecStart=/usr/local/bin/semel serve"),
+        "the prefix of its installation: {unit}"
+    );
+    let build = fs::read_to_string(prefix.join("share/doc/semel/BUILD")).unwrap();
+    assert!(
+        build.contains(&format!("version: {VERSION}\ncommit: ")) && build.contains("\nrustc: rustc 1."),
+        "{build}"
+    );
+
+    // `man` finds pages beside the binaries of PATH.
+    let mut man = Command::new("man");
+    man.arg("--manpath").arg(prefix.join("share/man")).env("MANPAGER", "cat").env("MANWIDTH", "100");
+    let page = run(man.args(["semel-serve"]));
+    assert!(page.contains("--upstream") && page.contains("Upstream of the gateway"), "{page}");
+    let page = run(man.args(["semel"]));
+    assert!(page.contains("Makes effects happen once"), "{page}");
+
+    let zsh = fs::read_to_string(prefix.join("share/zsh/site-functions/_semel")).unwrap();
+    assert!(zsh.starts_with("#compdef semel\n"), "{zsh}");
+    let script = r#"
+        source "$1"
+        complete -p semel
+        COMP_WORDS=(semel serve --up) COMP_CWORD=2
+        "$(complete -p semel | sed 's/.*-F \([^ ]*\).*/\1/')" semel --up serve
+        echo "reply: ${COMPREPLY[*]}"
+    "#;
+    let completion = prefix.join("share/bash-completion/completions/semel");
+    let completed = run(Command::new("bash").args(["-c", script, "bash"]).arg(completion));
+    assert!(completed.contains("reply: --upstream"), "{completed}");
+}
+
+#[test]
+fn the_same_binary_gives_the_same_artifacts_on_another_machine() {
+    let sums = fs::read_to_string(artifacts().join("SHA256SUMS")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("elsewhere");
+    let mut again = Command::new("sh");
+    // Another user's habits: rights, time zone, language, folder.
+    again.args(["-c", "umask 077; cd /; exec \"$@\"", "sh"]);
+    let release = release(&out, &[]);
+    again.arg(release.get_program()).args(release.get_args());
+    again.env("TZ", "Pacific/Chatham").env("LC_ALL", "C").env("GZIP", "-3").env("XZ_OPT", "-0");
+    run(&mut again);
+    assert_eq!(fs::read_to_string(out.join("SHA256SUMS")).unwrap(), sums);
+    assert_eq!(sums.lines().count(), 3, "tarball, package, bill of materials: {sums}");
+    run(Command::new("sha256sum").args(["--check", "--strict", "SHA256SUMS"]).current_dir(&out));
+}

@@ -1,0 +1,105 @@
+//! What commands make of answers that a real server gives rarely.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+
+use serde_json::{Value, json};
+
+use crate::kit::run;
+
+/// An admin API with these answers, by method and path.
+fn serve(answer: fn(&str) -> (u16, Value)) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            std::thread::spawn(move || while respond(&stream, answer).is_some() {});
+        }
+    });
+    url
+}
+
+fn respond(mut stream: &TcpStream, answer: fn(&str) -> (u16, Value)) -> Option<()> {
+    let mut reader = BufReader::new(stream);
+    let (mut line, mut length) = (String::new(), 0);
+    reader.read_line(&mut line).ok().filter(|read| *read > 0)?;
+    let request = line.rsplit_once(' ')?.0.to_owned();
+    while line != "\r\n" {
+        line.clear();
+        reader.read_line(&mut line).ok()?;
+        if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().ok()?;
+        }
+    }
+    reader.read_exact(&mut vec![0; length]).ok()?;
+    let (status, body) = answer(&request);
+    let body = body.to_string();
+    let head = format!(
+        "HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(format!("{head}{body}").as_bytes()).ok()
+}
+
+/// Cause: a dead letter that another operator had changed ended the command. Consequence: those after it stayed. Fix: it
+/// goes on, and lists what was refused at the end.
+#[test]
+fn a_bulk_discard_goes_on_after_a_refusal() {
+    let url = serve(|request| match request {
+        "POST /v1/dead-letters/dlq_2/discard" => (409, json!({ "detail": "dlq_2 is replaying" })),
+        request if request.starts_with("POST /v1/dead-letters/") => (200, json!({ "id": "x" })),
+        request if request.contains("/groups") => {
+            (200, json!({ "items": [{ "count": 3 }], "partial": false }))
+        }
+        _ => {
+            (200, json!({ "items": [{ "id": "dlq_1" }, { "id": "dlq_2" }, { "id": "dlq_3" }], "next": null }))
+        }
+    });
+    let args = ["dlq", "discard", "--target", "crm", "--reason", "gone", "--yes", "--admin", &url];
+    let output = run(&args);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert_eq!(text(&output.stdout), "2 discarded; `semel dlq list --status discarded` shows them\n");
+    assert_eq!(
+        text(&output.stderr),
+        "dlq_2 was not discarded: dlq_2 is replaying\n\
+         semel: 1 dead letters were not discarded: others changed them meanwhile\n"
+    );
+    assert_eq!(output.status.code(), Some(1));
+    let output = run(&[&args[..], &["--json"]].concat());
+    let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        printed,
+        json!({ "discarded": 2, "refused": [{ "id": "dlq_2", "error": "dlq_2 is replaying" }] })
+    );
+    assert_eq!(output.status.code(), Some(1));
+}
+
+/// Cause: keys in doubt are sorted before they are cut, so the list had no cursor. Fix: JSON has pages.
+#[test]
+fn a_list_of_keys_in_doubt_as_json_says_how_to_read_on() {
+    let url = serve(|request| {
+        let key = |number: u32| {
+            let claimed = format!("2026-11-18T00:00:0{}Z", 9 - number);
+            json!({ "id": number.to_string(), "phase": "in_doubt", "claimed_at": claimed })
+        };
+        match request {
+            "GET /v1/keys?phase=in_doubt&limit=2" => {
+                (200, json!({ "items": [key(1), key(2)], "next": "two" }))
+            }
+            "GET /v1/keys?phase=in_doubt&limit=2&cursor=two" => {
+                (200, json!({ "items": [key(3)], "next": null }))
+            }
+            other => (400, json!({ "detail": other })),
+        }
+    });
+    let list = |more: &[&str]| {
+        let args = ["keys", "list", "--phase", "in_doubt", "--limit", "2", "--json", "--admin", &url];
+        let output = run(&[&args[..], more].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let page: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let ids = page["items"].as_array().unwrap().iter().map(|item| item["id"].to_string());
+        (ids.collect::<String>(), page["next"].clone())
+    };
+    assert_eq!(list(&[]), ("\"2\"\"1\"".to_owned(), json!("two")), "the oldest of the page first");
+    assert_eq!(list(&["--cursor", "two"]), ("\"3\"".to_owned(), Value::Null));
+}
