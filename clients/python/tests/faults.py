@@ -42,7 +42,7 @@ class Link:
     def __init__(self) -> None:
         self.accepted = 0
         self.stall_next = 0
-        """Of so many of the next connections, requests arrive and answers do not."""
+        """For this number of next connections, requests arrive and answers do not."""
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"

@@ -60,6 +60,26 @@ function object(schema, indent) {
   return `{\n${lines.join("")}${indent}}`;
 }
 
+/** The named schema with the most members, all of which this one has too: its type is that one and the rest. */
+function base(schema) {
+  const same = (one, member) =>
+    JSON.stringify(one.properties[member]) === JSON.stringify(schema.properties[member]) &&
+    (one.required ?? []).includes(member) === (schema.required ?? []).includes(member);
+  const size = ([, one]) => Object.keys(one.properties ?? {}).length;
+  const all = Object.entries(components.schemas).filter(
+    ([, one]) => one !== schema && one.properties && Object.keys(one.properties).every((member) => same(one, member)),
+  );
+  const [largest] = all.sort((a, b) => size(b) - size(a));
+  return largest && size(largest) > 5 && size(largest) < size(["", schema]) ? largest : undefined;
+}
+
+function named(schema) {
+  const [name, { properties }] = (schema.properties && base(schema)) ?? [];
+  if (name === undefined) return type(schema);
+  const rest = Object.entries(schema.properties).filter(([member]) => !(member in properties));
+  return `${name} & ${object({ ...schema, properties: Object.fromEntries(rest) }, "")}`;
+}
+
 /** Bodies of requests and answers that have no name of their own. */
 function* bodies() {
   for (const [path, methods] of Object.entries(paths)) {
@@ -73,7 +93,7 @@ function* bodies() {
 let text = "// Written by scripts/types.mjs from /openapi.json. Do not edit.\n";
 for (const [one, schema] of Object.entries(components.schemas).sort(([a], [b]) => (a < b ? -1 : 1))) {
   const said = schema.description === undefined ? "" : `/** ${schema.description} */\n`;
-  text += `\n${said}export type ${one} = ${type(schema)};\n`;
+  text += `\n${said}export type ${one} = ${named(schema)};\n`;
 }
 text += "\n/** Request and answer of the calls that this client makes. */\nexport interface Calls {\n";
 for (const [path, request, response] of bodies()) {

@@ -58,7 +58,7 @@ where
 const ANSWER: &str =
     "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 8\r\n\r\n{\"id\":1}";
 
-// A server that answers nobody before it has the last of a hundred requests: whoever reads an answer first waits for ever.
+// A server that answers nobody before it has the last of a hundred requests: a caller that reads one answer first waits for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_requests_are_there_before_the_first_answer() {
     let log = Arc::new(Mutex::new(Vec::new()));

@@ -63,7 +63,7 @@ impl Server {
         Self::start_with(None, handle).await
     }
 
-    /// A server that serves at most so many connections at the same time.
+    /// A server that serves at most this number of connections at the same time.
     pub(crate) async fn start_with<F, R>(limit: Option<(usize, Excess)>, handle: F) -> Self
     where
         F: Fn(Asked) -> R + Send + Sync + 'static,

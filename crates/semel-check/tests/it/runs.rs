@@ -1,4 +1,4 @@
-//! The suite `runs`, against the trigger API as it is designed, and against one that starts everything anew.
+//! The suite `runs`, against the trigger API as it is designed, and against one that starts a new run each time.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -166,7 +166,7 @@ async fn on_every_path() {
         let kit = kit.clone();
         async move { kit.begin(post_body("k", "1")).await.map(drop) }
     });
-    crate::kit::eventually("under way", || kit.upstream.calls() == 1).await;
+    crate::kit::eventually("in progress", || kit.upstream.calls() == 1).await;
     kit.send(post_body("k", "2")).await.assert_problem(422, "conflict");
     under_way.abort();
 

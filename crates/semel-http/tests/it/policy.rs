@@ -134,7 +134,7 @@ async fn the_first_route_that_matches_wins() {
     assert_eq!(kit.send(to(Method::PUT, "/v2/a")).await.text(), "call 3", "PUT is not guarded by default");
 }
 
-// The upstream of a route is told to whoever answers.
+// The service that answers learns the upstream of the route.
 #[tokio::test]
 async fn a_route_names_its_upstream() {
     use std::convert::Infallible;

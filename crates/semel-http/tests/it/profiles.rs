@@ -119,7 +119,7 @@ async fn in_flight_rejected_and_waited_for() {
                 let kit = kit.clone();
                 async move { kit.send(post("k")).await }
             });
-            eventually("the first is under way", || kit.upstream.calls() == 1).await;
+            eventually("the first is in progress", || kit.upstream.calls() == 1).await;
             let answer = kit.send(post("k")).await;
             answer.assert_problem(status, "in_flight");
             assert!((1..=30).contains(&retry_after(&answer)), "R9");

@@ -14,7 +14,7 @@ use semel_pipeline::worker::{AfterAttempt, Attempted, DeliveryObserver};
 
 /// How one side did.
 pub(crate) struct Turn {
-    /// So many a second.
+    /// Operations per second.
     pub(crate) rate: f64,
     /// CPU of each, in microseconds.
     pub(crate) cpu: f64,

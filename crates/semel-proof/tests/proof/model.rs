@@ -228,7 +228,7 @@ fn model_mutant_plain_delete_on_release() {
 fn model_mutant_fence_counter_reset() {
     let budget = ModelBudget { losses: 1, ..NOTHING };
     caught(Mutant::FenceReset, Mode::Keyed, budget, name::FENCE_GROWS);
-    // Also where nothing was lost and a swept record starts anew.
+    // Also where nothing was lost and a swept record starts again.
     caught(Mutant::FenceReset, Mode::Keyed, ModelBudget { lives: 1, ..NOTHING }, name::FENCE_GROWS);
 }
 

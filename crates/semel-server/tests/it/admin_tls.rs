@@ -122,7 +122,7 @@ fn http2_is_spoken_under_the_same_rules() {
     assert!(said.contains("foreign_origin") && said.ends_with("\n2 403"), "{said}");
 }
 
-// Whoever waits for a claim and hangs up is not waited for.
+// A caller that waits for a claim and hangs up does not delay the end.
 #[test]
 fn a_client_that_hangs_up_does_not_go_on_waiting() {
     let folder = tempfile::tempdir().unwrap();

@@ -19,7 +19,7 @@ fn the_demo_charges_every_key_once() {
     assert!(of("keys") > 0, "{numbers}");
     assert_eq!((of("charges"), of("keys_charged_twice"), of("unexpected")), (of("keys"), 0, 0), "{numbers}");
     assert_eq!(of("requests"), of("first") + of("replays") + of("conflicts") + of("hung_up"), "{numbers}");
-    // Whoever hung up made a charge too, and saw it as a replay later.
+    // A client that hung up made a charge too, and saw it as a replay later.
     assert!(of("charges") <= of("first") + of("hung_up"), "{numbers}");
     assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0, "its data is gone");
 }

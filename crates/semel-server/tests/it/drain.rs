@@ -1,4 +1,4 @@
-//! The end: what is under way finishes, and a second signal does not wait for it.
+//! Shutdown: calls in progress finish, and a second signal does not wait for them.
 
 use rustix::process::Signal;
 use semel_testbed::wait;
@@ -6,12 +6,12 @@ use serde_json::json;
 
 use crate::kit::{PATIENCE, Semel, Upstream};
 
-/// Calls under way at the signal.
+/// Calls in progress at the signal.
 fn many() -> usize {
     if std::env::var_os("SEMEL_PROVE").is_some() { 400 } else { 50 }
 }
 
-// sigterm_drain: nothing new is taken, what is under way is answered and kept, nothing is in doubt.
+// sigterm_drain: no new call is accepted, calls in progress are answered and stored, nothing is in doubt.
 #[test]
 fn what_is_under_way_finishes() {
     let upstream = Upstream::start();
@@ -27,7 +27,7 @@ fn what_is_under_way_finishes() {
         })
         .collect();
     let under_way = || (0..many).filter(|number| upstream.calls(&format!("k{number}")) == 1).count();
-    wait::until("all are under way", PATIENCE, || under_way() == many).unwrap();
+    wait::until("all are in progress", PATIENCE, || under_way() == many).unwrap();
     semel.signal(Signal::TERM);
     semel.logged("stopping");
     let late = semel.gateway();
@@ -61,7 +61,7 @@ fn a_second_signal_does_not_wait() {
     let mut semel = Semel::with_config(&file, &[]);
     let gateway = semel.gateway().with("idempotency-key", "k");
     let call = std::thread::spawn(move || gateway.try_send("POST", "/slow", "{}"));
-    wait::until("it is under way", PATIENCE, || upstream.calls("k") == 1).unwrap();
+    wait::until("it is in progress", PATIENCE, || upstream.calls("k") == 1).unwrap();
     semel.signal(Signal::TERM);
     semel.logged("stopping");
     semel.signal(Signal::INT);

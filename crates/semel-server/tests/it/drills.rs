@@ -100,7 +100,7 @@ fn what_is_not_installed_is_said() {
     assert!(told["skipped"].as_str().unwrap().contains("redis-server"), "{told}");
 }
 
-// A drill can fail, and says so to whoever started it.
+// A drill can fail, and tells its caller.
 #[test]
 fn a_drill_on_a_redis_that_is_not_there_fails() {
     let (output, told) = drill(&["reset-while-buffered", "--redis", "redis://127.0.0.1:1"]);

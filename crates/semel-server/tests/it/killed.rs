@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 
 use crate::kit::{Answer, Http, PATIENCE, Semel, Upstream, semel};
 
-/// Calls under way at each kill.
+/// Calls in progress at each kill.
 const TOGETHER: usize = 2;
 /// Kills before what they left is looked at.
 const IN_A_ROW: usize = 10;
 /// Keys that a row leaves.
 const LEFT: usize = TOGETHER * IN_A_ROW;
 
-/// Rows of kills: so many in full form, one otherwise.
+/// Series of kills: this number in full form, one otherwise.
 fn rows(full: usize) -> usize {
     if std::env::var_os("SEMEL_PROVE").is_some() { full } else { 1 }
 }
@@ -41,7 +41,7 @@ impl Bench {
         Semel::with_config(&self.folder.path().join("semel.toml"), &[])
     }
 
-    /// Kills the gateway again and again, each time with calls under way, and starts it once more.
+    /// Kills the gateway again and again, each time with calls in progress, and starts it once more.
     fn kill_in_a_row(&self, keys: &[String]) -> Semel {
         self.upstream.close();
         for keys in keys.chunks(TOGETHER) {
@@ -78,7 +78,7 @@ fn retry(semel: &Semel, key: &str) -> Answer {
     semel.gateway().with("idempotency-key", key).post("/slow", "{}")
 }
 
-/// All keys in doubt, once there are so many.
+/// All keys in doubt, once there are this many.
 fn in_doubt(admin: &Http) -> Vec<Value> {
     wait::for_some("the keys are in doubt", PATIENCE, || {
         let items =

@@ -67,7 +67,7 @@ impl Semel {
         Self::spawn_with(command, tempfile::tempfile().expect("a temporary file"))
     }
 
-    /// Starts a server that may have so many files and connections open.
+    /// Starts a server with this limit of open files and connections.
     pub(crate) fn with_descriptors(most: usize, args: &[&str]) -> Self {
         Self::with_ulimit(&format!("-n {most}"), args)
     }

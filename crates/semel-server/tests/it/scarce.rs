@@ -8,7 +8,7 @@ use crate::kit::{PATIENCE, Semel, Upstream};
 
 /// What the server may open.
 const DESCRIPTORS: usize = 100;
-/// Calls under way when nothing is left.
+/// Calls in progress when nothing is left.
 const CALLS: usize = 10;
 
 // fd_exhaustion
@@ -25,7 +25,7 @@ fn fd_exhaustion() {
             std::thread::spawn(move || gateway.post("/slow", "{}"))
         })
         .collect();
-    wait::until("all are under way", PATIENCE, || upstream.total() == CALLS).unwrap();
+    wait::until("all are in progress", PATIENCE, || upstream.total() == CALLS).unwrap();
     // The kernel queues those that the server does not accept because they are beyond its share.
     let at = semel.gateway_url().strip_prefix("http://").unwrap();
     let idle: Vec<_> = (0..DESCRIPTORS).map(|_| TcpStream::connect(at).unwrap()).collect();
@@ -36,7 +36,7 @@ fn fd_exhaustion() {
     assert!(!semel.log().contains("cannot accept connections"), "{}", semel.log());
     upstream.open();
     for call in calls {
-        assert_eq!(call.join().unwrap().status, 201, "what is under way is answered");
+        assert_eq!(call.join().unwrap().status, 201, "calls in progress are answered");
     }
     drop(idle);
     for number in 0..CALLS {

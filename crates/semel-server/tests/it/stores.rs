@@ -22,7 +22,7 @@ fn one_effect_through_several_gateways(store: &[&str]) {
             std::thread::spawn(move || gateway.post("/slow", "{}"))
         })
         .collect();
-    wait::until("it is under way", PATIENCE, || upstream.calls("same") == 1).unwrap();
+    wait::until("it is in progress", PATIENCE, || upstream.calls("same") == 1).unwrap();
     upstream.open();
     let answers: Vec<_> = calls.into_iter().map(|call| call.join().unwrap()).collect();
     for answer in &answers {

@@ -58,7 +58,7 @@ fn a_request_is_a_span_and_the_upstream_its_child() {
     let traced =
         gateway.with("traceparent", &format!("00-{trace}-{parent}-01")).with("x-request-id", "req-1");
     assert_eq!(traced.post("/pay/secret-id", "{}").status, 201);
-    // Whoever is not sampled is not.
+    // A request that is not sampled is not.
     let silent = semel.gateway().with("traceparent", &format!("00-{trace}-{parent}-00")).post("/pay/1", "{}");
     assert_eq!(silent.status, 201);
     assert_eq!(gateway.post("/pay/secret-id", "{}").header("idempotent-replayed"), Some("true"));

@@ -142,7 +142,7 @@ async fn changes_that_come_while_a_drainer_dies_arrive_once() {
     assert_eq!(event.new.notes.metadata.get("n").map(String::as_str), Some("3"), "none lost, none twice");
 }
 
-// between two turns of a tenant that waits no other has more than one, whoever drains
+// between two turns of a tenant that waits no other has more than one, whichever process drains
 #[tokio::test(flavor = "multi_thread")]
 async fn turns_are_fair_over_several_drainers() {
     let redis = Redis::start().expect("a Redis");

@@ -138,7 +138,7 @@ async fn without_redis_it_fails_open_and_counts_that() {
     .expect("it heals");
 }
 
-// A burst costs Redis one question a hold, not one a trigger. Whoever is diverted and finds no Redis goes to the ledger.
+// A burst costs Redis one call a hold, not one a trigger. A diverted trigger that finds no Redis goes to the ledger.
 #[tokio::test(flavor = "multi_thread")]
 async fn while_it_holds_nobody_is_asked() {
     let redis = Redis::start().expect("a Redis");

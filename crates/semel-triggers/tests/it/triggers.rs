@@ -183,7 +183,7 @@ async fn without_redis_the_ledger_decides_alone() {
     assert_eq!(deployment.runs().await.len(), 1);
 }
 
-// Redis dies under those that wait: whoever's wait is over goes on without it
+// Redis dies while triggers wait: one whose wait has ended continues without it
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_that_dies_under_those_who_wait_sends_nobody_away() {
     let redis = Redis::start().expect("a Redis");
@@ -262,7 +262,7 @@ async fn a_buffered_run_whose_claim_is_gone_is_found() {
     assert_eq!(deployment.runs().await.len(), 2);
 }
 
-// whoever claims with another payload than the buffered run's is sent away, and takes the key from nobody
+// a trigger with another payload than the buffered run's is refused, and does not take the key
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_with_another_payload_does_not_take_the_key() {
     let redis = Redis::start().expect("a Redis");

@@ -95,7 +95,7 @@ fn it_feels_its_way_back() {
         permits.into_iter().for_each(|permit| permit.done(Signal::status(200)));
     }
     assert_eq!(destination.state().circuit, Circuit::Closed);
-    assert_eq!(destination.state().failures, 0, "it begins anew");
+    assert_eq!(destination.state().failures, 0, "it starts again from zero");
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn many_threads_share_one() {
     assert!(state.retries <= 800, "{}", state.retries);
 }
 
-// A config that is read anew changes what a breaker goes by, and neither opens nor closes it.
+// A reloaded configuration changes the limits of a breaker, and neither opens nor closes it.
 #[test]
 fn other_limits_are_taken_up_where_it_stands() {
     let (clock, destinations) = clocked(Limits::default());

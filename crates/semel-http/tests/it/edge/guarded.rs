@@ -88,7 +88,7 @@ async fn disconnect_mid_effect() {
         let key = format!("leave-{number}");
         let mut client = gateway.connect().await;
         client.send(post(&key)).await;
-        eventually("the effect is under way", || upstream.count() == number + 1).await;
+        eventually("the effect is in progress", || upstream.count() == number + 1).await;
         match leave {
             Leave::Close => drop(client),
             Leave::Reset => {
@@ -120,7 +120,7 @@ async fn a_reset_stream_does_not_cut_its_effect() {
         let request = request.body(Full::new(Bytes::from("abc"))).unwrap();
         sender.ready().await.unwrap();
         let asked = tokio::spawn(sender.send_request(request));
-        eventually("the effect is under way", || upstream.count() == number + 1).await;
+        eventually("the effect is in progress", || upstream.count() == number + 1).await;
         asked.abort();
         let answer = gateway.ask(post(&key)).await;
         assert!(is_replay(&answer), "{answer}");

@@ -190,7 +190,7 @@ async fn a_reset_stream_leaves_the_others_alone() {
     for _ in 0..5 {
         let before = upstream.seen().len();
         let abandoned = tokio::spawn(sender.send_request(request("/abandoned").body(full("a")).unwrap()));
-        eventually("it is under way", || upstream.seen().len() > before).await;
+        eventually("it is in progress", || upstream.seen().len() > before).await;
         // Dropping the answer resets the stream.
         abandoned.abort();
         let response = answer(&mut sender, request("/x").body(full("abc")).unwrap()).await;
@@ -206,7 +206,7 @@ async fn goaway() {
     let mut sender = connect(&gateway).await;
     sender.ready().await.unwrap();
     let under_way = tokio::spawn(sender.send_request(request("/x").body(full("abc")).unwrap()));
-    eventually("it is under way", || upstream.seen().len() == 1).await;
+    eventually("it is in progress", || upstream.seen().len() == 1).await;
     gateway.tell_to_stop();
     let response = under_way.await.unwrap().unwrap();
     assert_eq!(response.status(), 200);

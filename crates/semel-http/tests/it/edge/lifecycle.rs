@@ -125,7 +125,7 @@ async fn a_client_that_leaves_does_not_cut_the_upstream_off() {
         let before = upstream.seen().len();
         let mut client = gateway.connect().await;
         client.send(GET).await;
-        eventually("it is under way", || upstream.seen().len() > before).await;
+        eventually("it is in progress", || upstream.seen().len() > before).await;
         if reset {
             // Closing with zero linger sends a reset.
             client.stream.set_zero_linger().unwrap();
@@ -153,7 +153,7 @@ async fn drain_lets_requests_finish() {
     let mut idle = gateway.connect().await;
     let mut half = gateway.connect().await;
     half.send("GET /x HT").await;
-    eventually("all are under way", || upstream.seen().len() == 20).await;
+    eventually("all are in progress", || upstream.seen().len() == 20).await;
     let address = gateway.address;
     gateway.tell_to_stop();
     for client in &mut busy {
@@ -196,7 +196,7 @@ async fn drain_ends_at_its_limit() {
     let mut gateway = Gateway::with(&upstream.url(), options, ProxyOptions::default()).await;
     let mut client = gateway.connect().await;
     client.send(GET).await;
-    eventually("it is under way", || upstream.seen().len() == 1).await;
+    eventually("it is in progress", || upstream.seen().len() == 1).await;
     gateway.tell_to_stop();
     assert_eq!(gateway.stopped().await, DrainResult::Forced(1));
     assert_eq!(client.rest().await, "");

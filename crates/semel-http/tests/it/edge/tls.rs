@@ -112,7 +112,7 @@ async fn http2_by_alpn() {
     assert_eq!(upstream.seen()[0].body, b"abc");
 }
 
-// Whoever mistook the scheme is told, and nothing of it goes any further.
+// A client that used the wrong scheme gets an answer that says so; the upstream sees nothing.
 #[tokio::test]
 async fn plain_http_at_a_tls_port_is_answered() {
     let identity = identity();

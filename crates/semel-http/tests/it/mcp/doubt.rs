@@ -90,7 +90,7 @@ async fn doubt_is_run_again_at_in_flight_max() {
     }
 }
 
-// A stream that never says it: in doubt at in_flight_max, and whoever waits is told.
+// A stream that never says it: in doubt at in_flight_max, and waiting callers are told.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_never_answers_is_in_doubt() {
     let kit = Kit::route_of(&profile(), scripted([events(endless(": ping\n\n"))]), |route| {

@@ -80,7 +80,7 @@ async fn in_flight_and_conflict_while_it_runs() {
                 let (kit, call) = (kit.clone(), with_context(1, "a"));
                 async move { kit.send(message(&call, accept)).await }
             });
-            eventually("the first is under way", || kit.upstream.calls() == before + 1).await;
+            eventually("the first is in progress", || kit.upstream.calls() == before + 1).await;
             let error = told(
                 &kit.send(message(&with_context(2, "a"), accept)).await,
                 2,

@@ -154,7 +154,7 @@ async fn tools_named_by_the_config() {
     );
 }
 
-// An upstream that does not list its tools: whoever sends a key is guarded all the same.
+// An upstream that does not list its tools: a call with a key is guarded anyway.
 #[tokio::test]
 async fn a_key_is_honoured_where_nobody_knows_the_tool() {
     let bench = Bench::new();

@@ -46,7 +46,7 @@ async fn what_comes_before_the_answer_is_heard_at_once() {
     tell.send(half.to_owned()).unwrap();
     tell.send(rest.to_owned()).unwrap();
     assert_eq!(next(&mut body).await, ours, "as it came");
-    // Whoever has seen it knows that it is kept.
+    // A client that has seen it knows that it is stored.
     let again = said(&kit.send(message(&buy(3, "a"), JSON)).await);
     assert_eq!(again["result"]["structuredContent"], json!({ "media_buy_id": "mb", "replayed": true }));
     tell.send(": bye\n\n".to_owned()).unwrap();

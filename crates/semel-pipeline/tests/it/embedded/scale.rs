@@ -37,7 +37,7 @@ fn cpu() -> Duration {
     Duration::new(seconds, u32::try_from(spent.tv_nsec).expect("nanoseconds of a second"))
 }
 
-/// CPU of taking and settling one delivery, with so many of each sort in the ledger that cannot be taken or wait.
+/// CPU of taking and settling one delivery, with this number of each sort in the ledger that cannot be taken or wait.
 async fn cost(rows: usize) -> Duration {
     let folder = super::folder();
     let store = Arc::new(EmbeddedStore::open(folder.path()).expect("the store can be opened"));

@@ -1,4 +1,4 @@
-//! The server is killed while calls are under way: nothing acknowledged is lost, what is unknown can be repeated.
+//! The server is killed while calls are in progress: nothing acknowledged is lost, what is unknown can be repeated.
 
 use std::collections::HashSet;
 use std::sync::Arc;

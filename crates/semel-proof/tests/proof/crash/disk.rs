@@ -80,7 +80,7 @@ pub(super) enum Cut {
     SomeSectors,
     /// All up to one write of each file, of which only some first bytes.
     Torn,
-    /// All but so many of the bytes that were written last to each file.
+    /// All but this number of the bytes that were written last to each file.
     WithoutLast(usize),
     /// Only the last write of each file.
     OnlyTheLast,
@@ -232,7 +232,7 @@ impl Disk {
             return Vec::new();
         }
         let inside = names.iter().filter(|(path, _)| path.parent() == Some(folder));
-        // The shared-memory file is no data: SQLite makes it anew.
+        // The shared-memory file is no data: SQLite creates it again.
         let durable = inside.filter(|(path, _)| !path.to_string_lossy().ends_with("-shm"));
         durable.map(|(path, file)| (path.clone(), self.files[*file].after(cut, rng))).collect()
     }
@@ -243,7 +243,7 @@ impl File {
         self.unsynced.iter().map(Change::size).sum()
     }
 
-    /// Applies the changes in order until so many bytes were written.
+    /// Applies the changes in order until this number of bytes is written.
     fn apply_first(&self, mut left: usize, bytes: &mut Vec<u8>) {
         for change in &self.unsynced {
             match change {

@@ -86,7 +86,7 @@ fn with_rival(mode: Mode) {
                 assert!(receipts.len() == 2 || answers.iter().any(in_doubt), "{answers:?}");
                 assert_eq!(next.steps(), (1, 1));
             }
-            // Whoever came first: one effect at the receiver, one receipt.
+            // Whichever came first: one effect at the receiver, one receipt.
             Mode::Keyed => {
                 assert_eq!((receipts.len(), next.steps()), (2, (1, 1)), "{answers:?}");
             }
@@ -122,7 +122,7 @@ mod frozen_host {
     }
 }
 
-/// Frozen between claim and begin: its mark is refused, so it claims anew, with a higher fence, and acts once.
+/// Frozen between claim and begin: its mark is refused, so it claims again, with a higher fence, and acts once.
 fn before_begin(mode: Mode) {
     let place = Place::new(mode, Start::Later);
     let mut victim = Victim::start(&VictimJob::Life(place.life.with(LifeEnd::PausesBeforeBegin)));

@@ -195,7 +195,7 @@ impl Run {
     }
 }
 
-/// Listens for so long, or until the victim's pipe is empty for that time.
+/// Listens for this time, or until the victim's pipe is empty for that time.
 fn listen_for(victim: &Victim, time: Duration) -> Vec<VictimReport> {
     let end = tokio::time::Instant::now() + time;
     let mut heard = Vec::new();

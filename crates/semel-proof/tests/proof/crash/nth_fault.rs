@@ -122,7 +122,7 @@ impl Bench {
                 _ => {}
             }
         }
-        // A process that ended early had one step under way.
+        // A process that ended early was in the middle of one step.
         match self.steps.get(next) {
             Some(step) => Ok(with(&worlds, step)),
             None => Ok(worlds),

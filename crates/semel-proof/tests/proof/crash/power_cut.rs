@@ -4,7 +4,7 @@
 //! A victim executes a script, and every write, sync and rename below it is logged in one order together with its
 //! reports. From that log come images of the disk as a power cut may leave them. Each is opened, and must hold what
 //! the rules make of the steps that were answered before the cut, to the last byte, or of one step more: the one
-//! that was under way.
+//! that was in progress.
 
 use std::path::{Path, PathBuf};
 

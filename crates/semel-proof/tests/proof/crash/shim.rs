@@ -16,9 +16,9 @@ pub(super) enum Failure {
     Write(u64),
     /// The n-th sync fails with EIO.
     Sync(u64),
-    /// From the n-th write on so many find no room.
+    /// From the n-th write on this number of writes find no room.
     NoRoom { from: u64, count: u64 },
-    /// So many thousandths of the n-th write are executed, then the process ends.
+    /// This number of thousandths of the n-th write is executed, then the process ends.
     Torn { write: u64, thousandths: u64 },
 }
 

@@ -33,7 +33,7 @@ impl Victim {
         let (sender, reports) = channel();
         std::thread::spawn(move || {
             for line in output.lines() {
-                // A line that is none of ours is a victim's panic in disguise: whoever waits finds out.
+                // A line that is none of ours is the panic of a victim: the waiting test sees it.
                 let Ok(Ok(report)) = line.map(|line| serde_json::from_str(&line)) else { break };
                 if sender.send(report).is_err() {
                     break;

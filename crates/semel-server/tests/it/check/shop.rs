@@ -15,7 +15,7 @@ pub(super) struct Shop {
 #[derive(Default)]
 struct Book {
     orders: usize,
-    /// Orders made, by who asked and the key; those that are meant to be made anew are not counted.
+    /// Orders made, by who asked and the key; those that are meant to be repeated are not counted.
     by_key: HashMap<String, usize>,
     /// Keys whose flaky call has failed once.
     failed: HashMap<String, usize>,

@@ -38,7 +38,7 @@ fn dead(bench: &Bench, sink: &Sink, letters: usize) -> Semel {
     semel
 }
 
-/// Whether so many are dead letters.
+/// Whether this number of deliveries are dead letters.
 fn metric_of(admin: &Http, letters: usize) -> bool {
     let groups = admin.get("/v1/dead-letters/groups?status=pending").expect(200);
     let counts = groups["items"].as_array().unwrap().iter().filter_map(|group| group["count"].as_u64());
@@ -60,7 +60,7 @@ fn what_failed_is_replayed_with_a_plan() {
     assert!(done && told.contains("done: 5 of 5 replayed (every item has ended)"), "{told}");
     assert_eq!(letters(&admin, "replayed").len(), 5);
     assert_eq!(sink.effects().len(), 5);
-    // The same key as before: whoever took it then would know it.
+    // The same key as before: a receiver that accepted it then would recognise it.
     let keys: std::collections::BTreeSet<String> =
         sink.seen().iter().map(|one| one.key().to_owned()).collect();
     assert_eq!(keys.len(), 5);

@@ -128,7 +128,7 @@ fn what_happens_to_a_stream_is_counted() {
     wait::until("the duplicate is counted", PATIENCE, || counted("duplicate") >= 1.0).unwrap();
     redis.tell(&["FLUSHALL"]).unwrap();
     add("2");
-    wait::until("it begins anew", PATIENCE, || sink.effects().len() == 2).unwrap();
+    wait::until("it starts again", PATIENCE, || sink.effects().len() == 2).unwrap();
     assert!(counted("began_anew") >= 1.0);
     assert!(semel.log().contains("the consumer group was missing"), "{}", semel.log());
     // Redis goes away and comes back: it heals by itself.

@@ -87,7 +87,7 @@ impl Sink {
         self.running = Some(Running { stop, connections, thread });
     }
 
-    /// Stops it: nobody listens, and whoever is connected is cut off.
+    /// Stops it: it does not listen, and open connections are cut.
     pub(crate) fn stop(&mut self) {
         let Some(running) = self.running.take() else { return };
         running.stop.store(true, Ordering::SeqCst);
@@ -120,7 +120,7 @@ impl Sink {
         *self.shared.refused.lock() = Some(word.to_owned());
     }
 
-    /// Takes so long for everything from now on.
+    /// Takes this time for every request from now on.
     pub(crate) fn be_slow(&self, by: Duration) {
         self.shared.slow.store(u64::try_from(by.as_millis()).expect("it is short"), Ordering::SeqCst);
     }

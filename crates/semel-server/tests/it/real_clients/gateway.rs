@@ -51,7 +51,7 @@ impl Gateway {
         Semel::with_config(&self.folder.path().join("semel.toml"), &[])
     }
 
-    /// Kills it with SIGKILL and starts it again. Whoever asks for it meanwhile waits.
+    /// Kills it with SIGKILL and starts it again. Callers wait meanwhile.
     pub(super) fn restart(&self) {
         let mut running = self.running.lock();
         let Running::Semel(semel) = std::mem::replace(&mut *running, Running::Not) else {

@@ -16,7 +16,7 @@ fn refuse(store: &FaultStore<MemoryStore>, call: StoreCall) {
     store.script(call, When::Always, InjectedFault::Refuse(ErrorKind::Unavailable));
 }
 
-/// Lets 255 other sessions come and go, which pushes whoever is idle out of memory.
+/// Opens and ends 255 other sessions, which evicts idle ones from memory.
 async fn crowd(receiver: &Receiver) {
     for other in 0..=255_u8 {
         let _ = receiver.mark(&[other]).await.unwrap();

@@ -39,7 +39,7 @@ struct Traffic {
 }
 
 impl Traffic {
-    /// Returns once so many calls more have ended.
+    /// Returns once this number of further calls has ended.
     async fn goes_on(&self, calls: usize) {
         let goal = self.calls.load(Ordering::SeqCst) + calls;
         let reached = tokio::time::timeout(Duration::from_secs(60), async {
@@ -61,7 +61,7 @@ async fn keys_rotate_under_live_traffic() {
     let traffic = Arc::new(Traffic::default());
     let mut callers = tokio::task::JoinSet::new();
     for caller in 0..4 {
-        // No hot cache: every replay is opened anew.
+        // No hot cache: every replay is decrypted again.
         let engine = Engine::builder(stores[caller % 2].clone()).hot_cache(0, Duration::ZERO).build();
         callers.spawn(call(engine.expect("a healthy store"), Arc::clone(&traffic)));
     }

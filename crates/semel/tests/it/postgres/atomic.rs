@@ -203,7 +203,7 @@ async fn a_dropped_call_is_given_back() {
     assert!(began.elapsed() < LONG / 2, "the lease was waited for");
 }
 
-// long_effect_tx: beyond its lease the record is held by the transaction all the same. Whoever asks is told that it is in
+// long_effect_tx: beyond its lease the transaction still holds the record. Other callers are told that it is in
 // flight, in bounded time; nobody waits inside the server; vacuum is held back by nothing but the caller's own transaction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn long_effect_tx() {

@@ -101,7 +101,7 @@ async fn pooler_transaction_mode() {
             });
             case.run(&context).await;
         });
-        // Those which wait for time to pass wait together; not so many that leases of a second end by the load itself.
+        // Those which wait for time to pass wait together; few enough that the load alone does not expire leases of a second.
         while running.len() >= 4 {
             running.join_next().await.expect("one runs").expect("a case holds");
         }

@@ -20,7 +20,7 @@ async fn open(url: &str, prefix: &str) -> Arc<dyn Store> {
     Arc::new(store.unwrap_or_else(|error| panic!("{error}")))
 }
 
-/// In so many tests, each with a cluster of its own.
+/// In this number of tests, each with a cluster of its own.
 const PARTS: usize = 4;
 
 /// One part of the contract's cases, each with a prefix of its own: six servers take their time.
@@ -129,7 +129,7 @@ async fn slot_migration() {
     );
 }
 
-/// Claims until there is an outcome; whoever wins counts an effect. The same owner throughout: that is how the engine
+/// Claims until there is an outcome; each winner counts an effect. The same owner throughout: that is how the engine
 /// asks while it does not know.
 async fn work(store: Arc<RedisStore>, id: KeyId, effects: Arc<AtomicUsize>) {
     let mine = claim();

@@ -102,7 +102,7 @@ async fn failover_loses_result() {
     accepted(after.apply(id, complete(grant, "lost")).await);
 }
 
-// failover_loses_result, keyed: whoever comes next runs the effect again under the same downstream key, which gives
+// failover_loses_result, keyed: the next caller runs the effect again under the same downstream key, which gives
 // the same outcome.
 #[tokio::test(flavor = "multi_thread")]
 async fn failover_loses_result_of_a_keyed_effect() {

@@ -4,7 +4,7 @@ use semel::store::ErrorKind;
 
 use super::*;
 
-// eviction_policy: refused at the start, and claims are refused as soon as it is changed under way.
+// eviction_policy: refused at the start, and claims are refused as soon as it changes at run time.
 #[tokio::test(flavor = "multi_thread")]
 async fn eviction_policy() {
     for policy in ["allkeys-lru", "volatile-lru", "volatile-ttl", "allkeys-lfu", "volatile-random"] {
@@ -78,8 +78,8 @@ async fn publish_at_oom() {
     }
 }
 
-// More callers than the connection's queue has places, all of which stop in the middle of their calls: whoever else
-// calls, a heartbeat for one, is answered.
+// More callers than the connection's queue has places, all of which stop in the middle of their calls. Another call,
+// such as a heartbeat, is answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn callers_that_stop_hold_up_nobody() {
     let server = server();
@@ -89,7 +89,7 @@ async fn callers_that_stop_hold_up_nobody() {
     // So large that the sockets take only few of them.
     let large = complete(grant, &"x".repeat(8192));
     server.pause().expect("it runs");
-    // On a thread of its own: inside a task only so many polls get through.
+    // On a thread of its own: inside a task the number of polls is limited.
     let stopped: Vec<_> = std::thread::scope(|scope| {
         let poll_once = || {
             let mut context = std::task::Context::from_waker(std::task::Waker::noop());

@@ -6,7 +6,7 @@ use semel::{Engine, Key};
 
 use super::*;
 
-/// How long the engine waits before it asks again by itself: so long that only a push can wake in time.
+/// How long the engine waits before it asks again by itself: long enough that only a push can wake it in time.
 const BACKSTOP: Duration = Duration::from_secs(600);
 
 async fn engines(servers: &Servers) -> Vec<(Engine, Arc<TieredStore>)> {

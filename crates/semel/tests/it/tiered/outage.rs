@@ -23,7 +23,7 @@ async fn redis_down_at_claim() {
         let stats = store.stats();
         assert_eq!((stats.coordination, stats.breaker_opened), (Coordination::Away, 1), "{stats:?}");
         assert!(stats.failed >= 1 && stats.without_redis > 0, "{stats:?}");
-        assert!(stats.failed <= 2, "only who was under way found out by itself: {stats:?}");
+        assert!(stats.failed <= 2, "only calls in progress found out by themselves: {stats:?}");
     }
     servers.redis.restart().expect("it starts again");
     for store in [&one, &two] {
@@ -248,7 +248,7 @@ async fn either_channel_wakes() {
                 servers.postgres.sql("UPDATE semel.record SET watched = false").expect("a healthy server");
             }
         }
-        // Wakes that say "look, something may have been missed" may still be under way.
+        // Wakes that say "look, something may have been missed" may still be on their way.
         while tokio::time::timeout(Duration::from_millis(300), watch.changed()).await.is_ok() {}
         accepted(owner.apply(id, complete(grant, "once")).await);
         let woken = tokio::time::timeout(Duration::from_secs(20), watch.changed()).await;

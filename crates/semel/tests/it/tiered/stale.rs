@@ -22,7 +22,7 @@ async fn done(stores: [&Arc<TieredStore>; 2]) -> KeyId {
     id
 }
 
-/// Whoever claims now wins, and what it leaves is what is replayed.
+/// The next claim wins, and its outcome is what is replayed.
 async fn is_anew(stores: [&Arc<TieredStore>; 2], id: KeyId) {
     let grant = win(&**stores[1], id).await;
     busy(ask(&**stores[0], id, &claim()).await);

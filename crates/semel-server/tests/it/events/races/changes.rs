@@ -1,4 +1,4 @@
-//! Changes of buffered runs: each that was acknowledged is made once, whoever moves the run into the ledger.
+//! Changes of buffered runs: each acknowledged change is applied once, whichever process moves the run into the ledger.
 
 use rustix::process::Signal;
 use semel_testbed::{FaultProxy, wait};
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::kit::{Action, Direction, Http, PATIENCE};
 
-/// Increments `n` of a run so many times; every one must be acknowledged.
+/// Increments `n` of a run `times` times; every one must be acknowledged.
 fn increments(admin: &Http, id: &str, count: usize) {
     for _ in 0..count {
         increment(admin, id).expect(200);

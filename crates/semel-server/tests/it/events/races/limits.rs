@@ -107,7 +107,7 @@ fn a_trigger_that_never_gets_the_claim_does_not_bypass_it() {
     assert_eq!(runs(&admin), Vec::<Value>::new(), "nothing went past the claim");
 }
 
-// Whoever cancels a run that a drainer holds is told to come back, and the run is not cancelled behind its back.
+// A caller that cancels a run that a drainer holds is told to retry, and the run is not cancelled behind its back.
 #[test]
 fn a_cancellation_of_a_run_in_transit_is_answered_with_503() {
     let deployment = Deployment::new();

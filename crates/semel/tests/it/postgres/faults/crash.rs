@@ -1,4 +1,4 @@
-//! A connection, a session or the whole server ends while commands are under way.
+//! A connection, a session or the whole server ends while commands are in progress.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
