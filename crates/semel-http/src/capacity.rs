@@ -141,8 +141,8 @@ impl CallPlaces {
     /// Takes a slot, if one is free.
     pub(crate) fn take(&self) -> Result<CallPlace, CallLimit> {
         let of_upstream =
-            Counted::take(&self.of_upstream, self.limits.calls_per_upstream).ok_or(CallLimit::Upstream)?;
-        let in_all = Counted::take(&self.in_all, self.limits.calls).ok_or(CallLimit::InAll)?;
+            CallSlot::take(&self.of_upstream, self.limits.calls_per_upstream).ok_or(CallLimit::Upstream)?;
+        let in_all = CallSlot::take(&self.in_all, self.limits.calls).ok_or(CallLimit::InAll)?;
         Ok(CallPlace { _counted: Arc::new([of_upstream, in_all]) })
     }
 }
@@ -150,12 +150,12 @@ impl CallPlaces {
 /// The slot of one call. It is free again when the last clone is dropped.
 #[derive(Clone)]
 pub(crate) struct CallPlace {
-    _counted: Arc<[Counted; 2]>,
+    _counted: Arc<[CallSlot; 2]>,
 }
 
-struct Counted(Arc<AtomicUsize>);
+struct CallSlot(Arc<AtomicUsize>);
 
-impl Counted {
+impl CallSlot {
     fn take(count: &Arc<AtomicUsize>, limit: usize) -> Option<Self> {
         let more = |count: usize| (count < limit).then_some(count + 1);
         count.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
@@ -163,7 +163,7 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for CallSlot {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }

@@ -72,13 +72,13 @@ impl Codec {
 
 /// What an answer depends on besides the profile: nothing, or the message that it answers.
 #[derive(Clone, Debug)]
-pub(crate) enum Asked {
+pub(crate) enum CallForm {
     Request,
     #[cfg(feature = "mcp")]
     Message(Arc<mcp::McpCall>),
 }
 
-impl Asked {
+impl CallForm {
     /// A problem, in the caller's format.
     pub(crate) fn tell(&self, profile: &Profile, problem: &Problem) -> Response<Body> {
         match self {

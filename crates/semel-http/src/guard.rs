@@ -65,7 +65,7 @@ use self::steering::Steering;
 use crate::body::{Body, BoxError};
 use crate::call::{BoxFuture, ProbeCaller, UpstreamName};
 use crate::capacity::{CallLimit, CallPlace, CallPlaces, Capacity, CapacityLimits};
-use crate::codec::Asked;
+use crate::codec::CallForm;
 use crate::limits::Limiter;
 #[cfg(feature = "mcp")]
 use crate::mcp::tools::Tools;
@@ -216,7 +216,7 @@ impl Guard {
             _ => inner.ambiguity(route, method, request.uri(), request.headers()),
         };
         if let Some(problem) = problem {
-            let answer = inner.refuse(policy, &Asked::Request, &problem);
+            let answer = inner.refuse(policy, &CallForm::Request, &problem);
             let answer = inner.report_answer(number, None, arrived, answer);
             return Box::pin(async { Ok(answer) });
         }
@@ -483,7 +483,7 @@ impl Inner {
     }
 
     /// Answers with a problem document.
-    fn refuse(&self, policy: &RoutePolicy, asked: &Asked, problem: &Problem) -> Answered {
+    fn refuse(&self, policy: &RoutePolicy, asked: &CallForm, problem: &Problem) -> Answered {
         let mut answer = asked.tell(&self.profile, problem);
         if problem.situation == Situation::Expired
             && let Some(status) = policy.expired
@@ -495,7 +495,7 @@ impl Inner {
     }
 
     /// Answers a caller whose call has an unknown result.
-    fn unknown(&self, policy: &RoutePolicy, asked: &Asked, status: StatusCode) -> Answered {
+    fn unknown(&self, policy: &RoutePolicy, asked: &CallForm, status: StatusCode) -> Answered {
         use crate::policy::OnDoubt;
         use semel::Mode;
         let settled = policy.terms.mode != Mode::Marked || policy.on_doubt != OnDoubt::Hold;

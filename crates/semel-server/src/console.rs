@@ -48,14 +48,14 @@ use serde::Deserialize;
 
 use self::live::Streams;
 use self::sample::Samples;
-use self::session::Sessions;
+use self::session::ConsoleSessions;
 use self::strip::LastStrip;
 use crate::admin::Admin;
 use crate::config::EffectiveConfig;
 
 /// What the pages share.
 pub(crate) struct Console {
-    pub(crate) sessions: Sessions,
+    pub(crate) sessions: ConsoleSessions,
     pub(crate) samples: Samples,
     pub(crate) streams: Streams,
     pub(crate) strip: LastStrip,
@@ -68,7 +68,7 @@ pub(crate) struct Console {
 impl Console {
     pub(crate) fn new(config: EffectiveConfig, has_tls: bool) -> Self {
         Self {
-            sessions: Sessions::default(),
+            sessions: ConsoleSessions::default(),
             samples: Samples::default(),
             streams: Streams::default(),
             strip: LastStrip::default(),

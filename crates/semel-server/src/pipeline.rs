@@ -28,7 +28,7 @@ const SWEEP: (Duration, u32) = (Duration::from_secs(60), 10_000);
 const QUICK_COUNT: Duration = Duration::from_millis(250);
 
 /// A count of the ledger.
-struct Counted {
+struct CountedTotals {
     totals: Arc<Totals>,
     at: Instant,
     took: Duration,
@@ -47,7 +47,7 @@ pub(crate) struct Pipeline {
     retention: Duration,
     audit_retention: Duration,
     /// The last count of the ledger.
-    counted: tokio::sync::Mutex<Option<Counted>>,
+    counted: tokio::sync::Mutex<Option<CountedTotals>>,
     /// The sources of new events.
     pub(crate) intake: RunningIntake,
     /// Callers that wait for a run to end.
@@ -121,7 +121,7 @@ impl Pipeline {
     /// The ledger failed.
     pub(crate) async fn totals(&self) -> Result<Arc<Totals>, ledger::Error> {
         let mut counted = self.counted.lock().await;
-        if let Some(Counted { totals, at, took }) = &*counted
+        if let Some(CountedTotals { totals, at, took }) = &*counted
             && *took > QUICK_COUNT
             && at.elapsed() < *took * 20
         {
@@ -129,7 +129,8 @@ impl Pipeline {
         }
         let since = Instant::now();
         let totals = Arc::new(self.ledger.totals().await?);
-        *counted = Some(Counted { totals: Arc::clone(&totals), at: Instant::now(), took: since.elapsed() });
+        *counted =
+            Some(CountedTotals { totals: Arc::clone(&totals), at: Instant::now(), took: since.elapsed() });
         Ok(totals)
     }
 

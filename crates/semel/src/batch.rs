@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 #[cfg(feature = "embedded")]
-pub(crate) use self::queue::Waited;
+pub(crate) use self::queue::BatchWait;
 #[cfg(any(feature = "embedded", feature = "postgres"))]
 pub(crate) use self::queue::{BatchQueue, QueueRefusal};
 use crate::sync::Mutex;

@@ -48,7 +48,7 @@ pub use sqlx;
 pub use ::redis as redis_driver;
 
 #[cfg(feature = "embedded")]
-pub(crate) use self::embedded::Writing;
+pub(crate) use self::embedded::WriteTransaction;
 #[cfg(feature = "embedded")]
 pub use self::embedded::{EmbeddedBuilder, EmbeddedReader, EmbeddedStore, OnCorruption, Verified};
 #[cfg(feature = "encryption")]

@@ -49,12 +49,12 @@ pub(super) struct ServicePool {
 }
 
 struct IdleConnection {
-    line: Line,
+    line: PooledLine,
     since: Instant,
 }
 
 /// A connection, with its place in the pool.
-struct Line {
+struct PooledLine {
     sender: SendRequest<Full<Bytes>>,
     gate: Arc<SendGate>,
     _room: OwnedSemaphorePermit,
@@ -153,7 +153,7 @@ impl ServicePool {
 
     async fn read(
         &self,
-        line: Line,
+        line: PooledLine,
         answer: http::Response<Incoming>,
         wanted: AnswerPart,
         begun: Instant,
@@ -195,7 +195,7 @@ impl ServicePool {
         })
     }
 
-    fn unused(&self) -> Option<Line> {
+    fn unused(&self) -> Option<PooledLine> {
         let mut idle = self.idle.lock();
         while let Some(IdleConnection { line, since }) = idle.pop() {
             if since.elapsed() > self.limits.idle {
@@ -210,7 +210,7 @@ impl ServicePool {
         None
     }
 
-    async fn connect(&self, until: Instant) -> Result<Line, Lost> {
+    async fn connect(&self, until: Instant) -> Result<PooledLine, Lost> {
         let until = until.min(Instant::now() + self.limits.connect);
         let opening = async {
             let room = match Arc::clone(&self.room).try_acquire_owned() {
@@ -230,12 +230,12 @@ impl ServicePool {
                     tracing::debug!(target: "semel", %error, "a connection of the client ended");
                 }
             });
-            Ok(Line { sender, gate, _room: room })
+            Ok(PooledLine { sender, gate, _room: room })
         };
         timeout_at(until, opening).await.unwrap_or(Err(Lost::Timeout))
     }
 
-    fn keep(&self, line: Line) {
+    fn keep(&self, line: PooledLine) {
         line.gate.guard(None);
         if line.sender.is_closed() || self.limits.idle_connections == 0 {
             return;
@@ -251,7 +251,7 @@ impl ServicePool {
     }
 }
 
-async fn hand(line: &mut Line, message: ClientMessage) -> Handed {
+async fn hand(line: &mut PooledLine, message: ClientMessage) -> Handed {
     // It may still be putting the last answer away, or have been closed since.
     if line.sender.ready().await.is_err() {
         return Handed::Back(message);

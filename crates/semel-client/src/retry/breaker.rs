@@ -68,7 +68,7 @@ enum BreakerState {
 
 /// Whether a call may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pass {
+pub(super) enum CircuitDecision {
     Go { period: u64 },
     Wait { until: Timestamp },
 }
@@ -92,21 +92,21 @@ impl Breaker {
         self.limits = limits;
     }
 
-    pub(super) fn pass(&mut self, now: Timestamp) -> Pass {
+    pub(super) fn pass(&mut self, now: Timestamp) -> CircuitDecision {
         if let BreakerState::Open { since, until } = self.state {
             // A clock that was put back must not keep it open for longer than it was meant to be.
             if now < until && now >= since {
-                return Pass::Wait { until };
+                return CircuitDecision::Wait { until };
             }
             self.change(BreakerState::HalfOpen { out: 0, passed: 0 });
         }
         if let BreakerState::HalfOpen { out, passed } = &mut self.state {
             if out > passed {
-                return Pass::Wait { until: now.after(self.slots.step().min(self.limits.rest)) };
+                return CircuitDecision::Wait { until: now.after(self.slots.step().min(self.limits.rest)) };
             }
             *out += 1;
         }
-        Pass::Go { period: self.period }
+        CircuitDecision::Go { period: self.period }
     }
 
     /// A call of that period ended. `None`: it was given up without a word.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 
-use super::breaker::{Breaker, Circuit, Pass};
+use super::breaker::{Breaker, Circuit, CircuitDecision};
 use super::budget::Budget;
 use super::run::Stop;
 use super::table::DestinationHealth;
@@ -257,12 +257,12 @@ impl Destination {
         let now = self.now();
         let mut kept = self.inner.kept.lock();
         match kept.breaker.pass(now) {
-            Pass::Go { period } => {
+            CircuitDecision::Go { period } => {
                 kept.budget.first(now);
                 kept.totals.firsts += 1;
                 self.go(period)
             }
-            Pass::Wait { until } => {
+            CircuitDecision::Wait { until } => {
                 kept.totals.held_back += 1;
                 Admit::Wait { until }
             }
@@ -278,12 +278,12 @@ impl Destination {
             return Admit::Spent { until: now.after(kept.budget.step()) };
         }
         match kept.breaker.pass(now) {
-            Pass::Go { period } => {
+            CircuitDecision::Go { period } => {
                 kept.budget.retry(now);
                 kept.totals.retries += 1;
                 self.go(period)
             }
-            Pass::Wait { until } => {
+            CircuitDecision::Wait { until } => {
                 kept.totals.held_back += 1;
                 Admit::Wait { until }
             }

@@ -15,7 +15,7 @@ use super::mcp::WatchedReply;
 use super::read::{Read, ReadDecision, ReadStop, Whole, read_until};
 use crate::body::Body;
 use crate::capacity::{BodyRoom, NoRoom};
-use crate::codec::Asked;
+use crate::codec::CallForm;
 use crate::key_source::{KeySource, Sought};
 use crate::policy::{KeyRequired, RoutePolicy};
 use crate::problem::{Problem, Situation};
@@ -35,7 +35,7 @@ pub(super) struct Admitted {
     pub(super) key_at: Option<Range<usize>>,
     pub(super) payload: Payload,
     /// The parts of the request that its answer depends on.
-    pub(super) asked: Asked,
+    pub(super) asked: CallForm,
     /// Which answers of the upstream the guard inspects or changes.
     #[cfg(feature = "mcp")]
     pub(super) watch: WatchedReply,
@@ -50,7 +50,7 @@ pub(super) enum Admission {
     /// The guard does not claim the request, but inspects its answer.
     #[cfg(feature = "mcp")]
     Watched(Body, WatchedReply),
-    Refused(Asked, Problem),
+    Refused(CallForm, Problem),
 }
 
 impl Inner {
@@ -99,7 +99,7 @@ impl Inner {
         };
         match request_fingerprint::payload(parts, &data, trailers.as_ref(), policy) {
             Ok(payload) => {
-                let asked = Asked::Request;
+                let asked = CallForm::Request;
                 let admitted = Admitted {
                     principal,
                     account: None,
@@ -132,7 +132,7 @@ pub(super) fn key_to_replace(policy: &RoutePolicy, body: &[u8]) -> Result<Option
 }
 
 fn refused_as(problem: Problem) -> Admission {
-    Admission::Refused(Asked::Request, problem)
+    Admission::Refused(CallForm::Request, problem)
 }
 
 impl Inner {

@@ -14,7 +14,7 @@ use semel::store::ErrorKind;
 use super::admit::Admitted;
 use super::doubt::SettleResult;
 use super::{Answered, GuardedRoute, Inner, StoreError, replayed, unprotected};
-use crate::codec::Asked;
+use crate::codec::CallForm;
 use crate::key_source::KeySource;
 use crate::limits::BudgetKind;
 use crate::observe::AnswerOutcome;
@@ -89,7 +89,7 @@ impl Inner {
             Some(id) => once.request_id(id),
             None => once,
         };
-        let acquired = match once.wait(policy.wait()).begin_later().claim().await {
+        let acquired = match once.wait(policy.wait()).claim().await {
             Ok(acquired) => acquired,
             Err(error) => return self.failed_claim(policy, asked, error),
         };
@@ -126,7 +126,7 @@ impl Inner {
     }
 
     /// The answer for a claim that was not won.
-    pub(super) fn tell(&self, policy: &RoutePolicy, asked: &Asked, acquired: Acquired) -> Answered {
+    pub(super) fn tell(&self, policy: &RoutePolicy, asked: &CallForm, acquired: Acquired) -> Answered {
         let problem = match acquired {
             Acquired::Replay(outcome) => return self.replay(policy, asked, &outcome),
             Acquired::Conflict => Situation::Conflict.into(),
@@ -141,7 +141,7 @@ impl Inner {
     }
 
     /// Answers from the record.
-    fn replay(&self, policy: &RoutePolicy, asked: &Asked, outcome: &Arc<Outcome>) -> Answered {
+    fn replay(&self, policy: &RoutePolicy, asked: &CallForm, outcome: &Arc<Outcome>) -> Answered {
         let reason = match stored::replay(outcome) {
             Replay::Answer(kept) => match asked.replay(kept) {
                 Some(answer) => return (replayed(answer), AnswerOutcome::Replayed),
@@ -157,7 +157,7 @@ impl Inner {
     async fn replay_to(
         &self,
         policy: &RoutePolicy,
-        asked: &Asked,
+        asked: &CallForm,
         outcome: &Arc<Outcome>,
         headers: &HeaderMap,
     ) -> Answered {
@@ -177,7 +177,7 @@ impl Inner {
         }
     }
 
-    fn limited(&self, policy: &RoutePolicy, asked: &Asked, after: Duration) -> Answered {
+    fn limited(&self, policy: &RoutePolicy, asked: &CallForm, after: Duration) -> Answered {
         self.refuse(policy, asked, &Problem::from(Situation::RateLimited).retry_after(after))
     }
 
@@ -198,7 +198,7 @@ impl Inner {
     fn failed_claim(
         &self,
         policy: &RoutePolicy,
-        asked: &Asked,
+        asked: &CallForm,
         error: RunError<std::convert::Infallible>,
     ) -> Claimed {
         match error {

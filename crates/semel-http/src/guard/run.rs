@@ -12,7 +12,7 @@ use super::{AnswerBody, Answered, Callee, Inner, Steering, StoreError, unprotect
 use crate::body::Body;
 use crate::call::{CallError, CallFate};
 use crate::capacity::CallPlace;
-use crate::codec::Asked;
+use crate::codec::CallForm;
 use crate::observe::AnswerOutcome;
 use crate::policy::{RoutePolicy, StatusVerdict};
 use crate::problem::{Problem, Situation};
@@ -30,7 +30,7 @@ impl Inner {
     pub(super) async fn run<S, R>(
         self: Arc<Self>,
         route: Option<usize>,
-        asked: Asked,
+        asked: CallForm,
         claim: Claim,
         // Boxed, because the whole future is moved into its task.
         mut call: Box<ForwardedCall<S>>,
@@ -73,9 +73,9 @@ impl Inner {
         let steering = Steering::take(answer.headers_mut());
         RunResult::Answered(match policy.verdict(answer.status()) {
             StatusVerdict::Keep if !steering.discard => match &asked {
-                Asked::Request => self.keep(policy, running, answer, steering, limit).await,
+                CallForm::Request => self.keep(policy, running, answer, steering, limit).await,
                 #[cfg(feature = "mcp")]
-                Asked::Message(call) => {
+                CallForm::Message(call) => {
                     Box::pin(self.keep_message(route, call, running, answer, steering, limit)).await
                 }
             },
@@ -94,7 +94,7 @@ impl Inner {
     pub(super) async fn release_claim(
         &self,
         policy: &RoutePolicy,
-        asked: &Asked,
+        asked: &CallForm,
         running: Running,
         own: Answered,
     ) -> Answered {
@@ -108,7 +108,7 @@ impl Inner {
     async fn abandon_claim(
         &self,
         policy: &RoutePolicy,
-        asked: &Asked,
+        asked: &CallForm,
         running: Running,
         own: Answered,
     ) -> Answered {
@@ -152,18 +152,18 @@ impl Inner {
             }
             Read::Cut(error) => {
                 let error = CallError::unknown(error);
-                return Box::pin(self.failed(policy, &Asked::Request, running, &error)).await;
+                return Box::pin(self.failed(policy, &CallForm::Request, running, &error)).await;
             }
         };
         let answer = Response::from_parts(parts, body);
-        self.conclude(policy, &Asked::Request, running, outcome, steering, (answer, word)).await
+        self.conclude(policy, &CallForm::Request, running, outcome, steering, (answer, word)).await
     }
 
     /// Writes the outcome and returns the stored answer.
     pub(super) async fn conclude(
         &self,
         policy: &RoutePolicy,
-        asked: &Asked,
+        asked: &CallForm,
         running: Running,
         outcome: semel::outcome::Outcome,
         steering: Steering,
@@ -183,7 +183,7 @@ impl Inner {
     pub(super) async fn failed(
         &self,
         policy: &RoutePolicy,
-        asked: &Asked,
+        asked: &CallForm,
         running: Running,
         error: &CallError,
     ) -> Answered {

@@ -181,27 +181,25 @@ async fn keys_made_of_the_request_leave_it_as_it_is() {
 #[tokio::test]
 async fn the_clients_key_stays_back_while_the_store_is_away() {
     let short = Duration::from_millis(100);
-    for call in [StoreCall::Claim, StoreCall::Begin] {
-        let kit = Kit::route(Upstream::counting(), |route| {
-            keyed_json("/key")(route).store_down(StoreDown::Open).lease(short).wait(short)
-        });
-        let body = format!("{{\"key\":\"{OWN}\"}}");
-        // The deployment's secret is known from an earlier request.
-        kit.send(request("{\"key\":\"earlier-0123456789\"}")).await;
-        kit.store.script(call, When::Always, InjectedFault::Refuse(ErrorKind::Unavailable));
-        let away = kit.send(request(body.clone())).await;
-        assert_eq!((away.text(), away.is_stored()), ("call 2", false), "{call:?}");
-        let during = kit.upstream.last();
-        assert_kept_back(&during);
-        kit.store.heal();
-        kit.guard.engine().drain().await;
-        assert_eq!(kit.send(request(body)).await.text(), "call 3");
-        let after = kit.upstream.last();
-        assert_eq!(
-            (derived(&during, "idempotency-key"), &during.body),
-            (derived(&after, "idempotency-key"), &after.body)
-        );
-    }
+    let kit = Kit::route(Upstream::counting(), |route| {
+        keyed_json("/key")(route).store_down(StoreDown::Open).lease(short).wait(short)
+    });
+    let body = format!("{{\"key\":\"{OWN}\"}}");
+    // The deployment's secret is known from an earlier request.
+    kit.send(request("{\"key\":\"earlier-0123456789\"}")).await;
+    kit.store.script(StoreCall::Claim, When::Always, InjectedFault::Refuse(ErrorKind::Unavailable));
+    let away = kit.send(request(body.clone())).await;
+    assert_eq!((away.text(), away.is_stored()), ("call 2", false));
+    let during = kit.upstream.last();
+    assert_kept_back(&during);
+    kit.store.heal();
+    kit.guard.engine().drain().await;
+    assert_eq!(kit.send(request(body)).await.text(), "call 3");
+    let after = kit.upstream.last();
+    assert_eq!(
+        (derived(&during, "idempotency-key"), &during.body),
+        (derived(&after, "idempotency-key"), &after.body)
+    );
     // Without the secret there is no derived key, and the client's own does not pass in its place.
     let kit = Kit::route(Upstream::counting(), |route| route.mode(Mode::Keyed).store_down(StoreDown::Open));
     kit.store.script(StoreCall::Secret, When::Always, InjectedFault::Refuse(ErrorKind::Unavailable));

@@ -18,7 +18,7 @@ use crate::admin::audit::read;
 const PAGE: u32 = 100;
 
 #[derive(Deserialize)]
-pub(super) struct AuditFilters {
+pub(super) struct AuditQuery {
     #[serde(default)]
     subject: String,
     #[serde(default)]
@@ -47,7 +47,7 @@ struct AuditPage {
 pub(super) async fn list(
     State(admin): State<Arc<Admin>>,
     visitor: Visitor,
-    Query(filters): Query<AuditFilters>,
+    Query(filters): Query<AuditQuery>,
 ) -> Response {
     answer(&admin, &visitor, async {
         let pipeline = admin.pipeline()?;

@@ -186,7 +186,7 @@ fn statuses(page: &Page) -> Vec<(&'static str, u64)> {
     Status::ALL.into_iter().map(|status| (status.as_str(), count(status))).collect()
 }
 
-struct LetterRow {
+struct LetterView {
     id: String,
     status: &'static str,
     target: String,
@@ -197,7 +197,7 @@ struct LetterRow {
     created: Html,
 }
 
-impl LetterRow {
+impl LetterView {
     fn new(letter: &Letter) -> Self {
         Self {
             id: letter.id.to_string(),
@@ -218,7 +218,7 @@ struct LettersPage {
     page: Page,
     query: LetterQuery,
     statuses: Vec<(&'static str, u64)>,
-    rows: Vec<LetterRow>,
+    rows: Vec<LetterView>,
     next: Next,
     may_discard: bool,
 }
@@ -243,7 +243,7 @@ pub(super) async fn list(
         Ok(show_page(&LettersPage {
             statuses: statuses(&page),
             page,
-            rows: found.items.iter().map(LetterRow::new).collect(),
+            rows: found.items.iter().map(LetterView::new).collect(),
             next,
             may_discard: query.can_discard() && visitor.may(&actions::DISCARD_MATCHING),
             query,
@@ -305,7 +305,7 @@ impl Attempts {
 #[template(path = "letter.html")]
 struct LetterPage {
     page: Page,
-    row: LetterRow,
+    row: LetterView,
     facts: Vec<(&'static str, Html)>,
     headers: Vec<(String, String)>,
     attempts: Attempts,
@@ -319,7 +319,7 @@ struct LetterPage {
 }
 
 #[derive(Deserialize)]
-pub(super) struct Shown {
+pub(super) struct LetterQuery {
     #[serde(default)]
     payload: String,
     did: Option<String>,
@@ -329,7 +329,7 @@ pub(super) async fn show(
     State(admin): State<Arc<Admin>>,
     visitor: Visitor,
     Path(id): Path<String>,
-    Query(shown): Query<Shown>,
+    Query(shown): Query<LetterQuery>,
 ) -> Response {
     answer(&admin, &visitor, async {
         let id = id_of(&id)?;
@@ -342,7 +342,7 @@ pub(super) async fn show(
         let is_open = matches!(letter.status, Status::Pending | Status::Parked);
         Ok(show_page(&LetterPage {
             page: page.with_message(shown.did.as_deref()),
-            row: LetterRow::new(letter),
+            row: LetterView::new(letter),
             facts: facts(letter, &story.copies.iter().map(ToString::to_string).collect::<Vec<_>>()),
             headers: letter.headers.clone(),
             attempts: Attempts::new(&story.attempts),

@@ -168,7 +168,7 @@ struct EventPage {
 }
 
 #[derive(Deserialize)]
-pub(super) struct Shown {
+pub(super) struct EventQuery {
     #[serde(default)]
     payload: String,
 }
@@ -177,7 +177,7 @@ pub(super) async fn show(
     State(admin): State<Arc<Admin>>,
     visitor: Visitor,
     Path(id): Path<String>,
-    Query(shown): Query<Shown>,
+    Query(shown): Query<EventQuery>,
 ) -> Response {
     answer(&admin, &visitor, async {
         let ledger = &admin.pipeline()?.ledger;

@@ -27,7 +27,7 @@ const PAGE: usize = 50;
 const QUEUE: usize = 1_000;
 
 #[derive(Deserialize)]
-pub(super) struct KeyFilters {
+pub(super) struct KeysQuery {
     #[serde(default)]
     phase: String,
     #[serde(default)]
@@ -72,7 +72,7 @@ impl KeyRow {
 #[template(path = "keys.html")]
 struct KeysPage {
     page: Page,
-    filters: KeyFilters,
+    filters: KeysQuery,
     phases: Vec<(&'static str, String)>,
     rows: Vec<KeyRow>,
     /// Records that were read, if the search stopped before the last one.
@@ -84,7 +84,7 @@ struct KeysPage {
 pub(super) async fn list(
     State(admin): State<Arc<Admin>>,
     visitor: Visitor,
-    Query(filters): Query<KeyFilters>,
+    Query(filters): Query<KeysQuery>,
 ) -> Response {
     answer(&admin, &visitor, async {
         let phase = match filters.phase.as_str() {

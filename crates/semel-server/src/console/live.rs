@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::actions;
-use super::overview::Live;
+use super::overview::LiveOverview;
 use super::sample::EVERY;
 use super::session::{RequestedBy, SessionHash};
 use super::strip::Strip;
@@ -139,7 +139,7 @@ pub(crate) async fn run(admin: Arc<Admin>) {
         let strip = format!("{}{}", strip.render().unwrap_or_default(), strip.counts());
         for audience in [Audience::Viewers, Audience::Operators] {
             if streams.has(audience) {
-                let live = Live::read(&admin, audience).render().unwrap_or_default();
+                let live = LiveOverview::read(&admin, audience).render().unwrap_or_default();
                 streams.send(audience, &message("tick", &[&strip, &live]));
             }
         }

@@ -61,7 +61,7 @@ fn own_path(next: &str) -> String {
 }
 
 #[derive(Deserialize)]
-pub(super) struct NextPage {
+pub(super) struct LoginQuery {
     #[serde(default)]
     next: String,
 }
@@ -69,7 +69,7 @@ pub(super) struct NextPage {
 pub(super) async fn form(
     State(admin): State<Arc<Admin>>,
     visitor: Visitor,
-    Query(NextPage { next }): Query<NextPage>,
+    Query(LoginQuery { next }): Query<LoginQuery>,
 ) -> Response {
     if visitor.is_logged_in() || admin.access().local_caller().is_some() {
         return Redirect::to(&own_path(&next)).into_response();

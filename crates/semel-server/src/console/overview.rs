@@ -42,7 +42,7 @@ fn window(samples: usize) -> String {
 /// The parts of the page that change by themselves.
 #[derive(Template)]
 #[template(path = "live.html")]
-pub(super) struct Live {
+pub(super) struct LiveOverview {
     traffic: Traffic,
     in_flight: u64,
     waiters: u64,
@@ -84,7 +84,7 @@ pub(super) struct TargetCard {
 #[template(path = "overview.html")]
 struct Overview {
     page: Page,
-    live: Live,
+    live: LiveOverview,
 }
 
 pub(super) async fn overview(
@@ -94,10 +94,10 @@ pub(super) async fn overview(
 ) -> Response {
     let audience = Audience::of(&visitor.caller);
     let page = Page::new(&admin, &visitor, Section::Overview, "Overview").await.with_message(did.code());
-    show(&Overview { page, live: Live::read(&admin, audience) })
+    show(&Overview { page, live: LiveOverview::read(&admin, audience) })
 }
 
-impl Live {
+impl LiveOverview {
     /// The state in memory: no store is asked.
     pub(super) fn read(admin: &Admin, audience: Audience) -> Self {
         let stats = admin.engine.stats();

@@ -94,7 +94,7 @@ fn words(selection: &Selection) -> String {
 }
 
 #[derive(Deserialize)]
-pub(super) struct Cursor {
+pub(super) struct ReplaysQuery {
     #[serde(default)]
     cursor: String,
     did: Option<String>,
@@ -112,7 +112,7 @@ struct ReplaysPage {
 pub(super) async fn list(
     State(admin): State<Arc<Admin>>,
     visitor: Visitor,
-    Query(cursor): Query<Cursor>,
+    Query(cursor): Query<ReplaysQuery>,
 ) -> Response {
     answer(&admin, &visitor, async {
         let shown = html::query(&[("cursor", cursor.cursor.as_str())]);
@@ -175,7 +175,7 @@ pub(super) async fn show(
     State(admin): State<Arc<Admin>>,
     visitor: Visitor,
     Path(id): Path<String>,
-    Query(cursor): Query<Cursor>,
+    Query(cursor): Query<ReplaysQuery>,
 ) -> Response {
     answer(&admin, &visitor, async {
         let pipeline = admin.pipeline()?;

@@ -262,7 +262,7 @@ fn can_cancel(state: DeliveryState) -> bool {
 
 #[derive(Template)]
 #[template(path = "run.html")]
-struct RunPage {
+struct RunDetailsPage {
     page: Page,
     id: String,
     state: String,
@@ -275,7 +275,7 @@ struct RunPage {
 }
 
 #[derive(Deserialize)]
-pub(super) struct Shown {
+pub(super) struct RunQuery {
     #[serde(default)]
     payload: String,
     did: Option<String>,
@@ -285,7 +285,7 @@ pub(super) async fn show(
     State(admin): State<Arc<Admin>>,
     visitor: Visitor,
     Path(id): Path<String>,
-    Query(shown): Query<Shown>,
+    Query(shown): Query<RunQuery>,
 ) -> Response {
     answer(&admin, &visitor, async {
         let pipeline = admin.pipeline()?;
@@ -300,7 +300,7 @@ pub(super) async fn show(
             RunLocation::Ledger(event) => {
                 let deliveries: Vec<DeliveryHistory> = pipeline.ledger.deliveries_of(id).await?;
                 let state = deliveries.last().map(|told| told.delivery.state);
-                Ok(show_page(&RunPage {
+                Ok(show_page(&RunDetailsPage {
                     page,
                     id: id.to_string(),
                     state: state.map_or("queued", DeliveryState::as_str).to_owned(),
@@ -318,7 +318,7 @@ pub(super) async fn show(
                 let payload = text(&run);
                 let event = Event { new: run, accepted_at: now, version, changes: 0 };
                 let facts = facts(&event).into_iter().filter(|(name, _)| *name != "Accepted").collect();
-                Ok(show_page(&RunPage {
+                Ok(show_page(&RunDetailsPage {
                     page,
                     id: id.to_string(),
                     state: if cancelled { "cancelled" } else { "buffered" }.to_owned(),

@@ -25,7 +25,7 @@ const MOST: usize = 20;
 const PATIENCE: Duration = Duration::from_millis(150);
 
 #[derive(Deserialize)]
-pub(super) struct Asked {
+pub(super) struct SearchQuery {
     #[serde(default)]
     q: String,
 }
@@ -61,7 +61,7 @@ pub(super) fn page_of(id: &str) -> Option<String> {
 pub(super) async fn search(
     State(admin): State<Arc<Admin>>,
     visitor: Visitor,
-    Query(Asked { q }): Query<Asked>,
+    Query(SearchQuery { q }): Query<SearchQuery>,
 ) -> Response {
     let asked = q.trim().to_owned();
     answer(&admin, &visitor, async {

@@ -14,8 +14,8 @@ pub(super) const LONGEST: Duration = Duration::from_secs(8 * 60 * 60);
 const MOST: usize = 1_000;
 
 /// All sessions of this process.
-pub(crate) struct Sessions {
-    open: Mutex<HashMap<SessionHash, Session>>,
+pub(crate) struct ConsoleSessions {
+    open: Mutex<HashMap<SessionHash, ConsoleSession>>,
     /// The form token where nobody is logged in: of the login form, and of everything without tokens on loopback. A page of
     /// another origin cannot read it.
     pub(super) form_token: String,
@@ -32,7 +32,7 @@ impl SessionHash {
 }
 
 #[derive(Clone)]
-struct Session {
+struct ConsoleSession {
     /// The hash of the token that logged in: a token that is removed from the config ends its sessions.
     token: blake3::Hash,
     form_token: String,
@@ -40,13 +40,13 @@ struct Session {
     used: Instant,
 }
 
-impl Default for Sessions {
+impl Default for ConsoleSessions {
     fn default() -> Self {
         Self { open: Mutex::default(), form_token: random() }
     }
 }
 
-impl Sessions {
+impl ConsoleSessions {
     /// Opens a session and answers the value of its cookie.
     pub(super) fn open(&self, token: blake3::Hash) -> String {
         self.open_at(token, Instant::now())
@@ -63,7 +63,7 @@ impl Sessions {
         }
         open.insert(
             SessionHash::new(&cookie),
-            Session { token, form_token: random(), began: now, used: now },
+            ConsoleSession { token, form_token: random(), began: now, used: now },
         );
         cookie
     }
@@ -99,7 +99,7 @@ pub(super) enum RequestedBy {
     Script,
 }
 
-impl Session {
+impl ConsoleSession {
     fn lives_at(&self, now: Instant) -> bool {
         now.duration_since(self.used) < IDLE && now.duration_since(self.began) < LONGEST
     }
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_session_ends_by_itself() {
-        let (sessions, token, mut now) = (Sessions::default(), blake3::hash(b"token"), Instant::now());
+        let (sessions, token, mut now) = (ConsoleSessions::default(), blake3::hash(b"token"), Instant::now());
         let find = |cookie: &str, now| {
             sessions.find_at(SessionHash::new(cookie), RequestedBy::Person, now).map(|(token, _)| token)
         };
@@ -139,7 +139,7 @@ mod tests {
     // A page that is left open does not keep its session for ever.
     #[test]
     fn a_script_does_not_keep_a_session() {
-        let (sessions, began) = (Sessions::default(), Instant::now());
+        let (sessions, began) = (ConsoleSessions::default(), Instant::now());
         let session = SessionHash::new(&sessions.open_at(blake3::hash(b"token"), began));
         let minute = Duration::from_secs(60);
         for minutes in 1..60 {
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded() {
-        let (sessions, now) = (Sessions::default(), Instant::now());
+        let (sessions, now) = (ConsoleSessions::default(), Instant::now());
         for _ in 0..MOST + 10 {
             sessions.open_at(blake3::hash(b"token"), now);
         }

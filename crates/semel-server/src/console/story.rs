@@ -166,7 +166,7 @@ fn summary(story: &Story) -> String {
 }
 
 #[derive(Deserialize)]
-pub(super) struct Asked {
+pub(super) struct StoryQuery {
     #[serde(default)]
     id: String,
 }
@@ -181,7 +181,7 @@ struct AskPage {
 pub(super) async fn ask(
     State(admin): State<Arc<Admin>>,
     visitor: Visitor,
-    Query(Asked { id }): Query<Asked>,
+    Query(StoryQuery { id }): Query<StoryQuery>,
 ) -> Response {
     let id = id.trim();
     if !id.is_empty() {

@@ -92,7 +92,7 @@ impl<T> BatchQueue<T> {
 /// The result of waiting for a batch.
 #[cfg(feature = "embedded")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waited {
+pub(crate) enum BatchWait {
     /// At least one item.
     Items,
     /// No item arrived in time.
@@ -105,19 +105,19 @@ pub(crate) enum Waited {
 impl<T> BatchQueue<T> {
     /// Blocks the thread until there is an item, then moves up to `most` into `batch`. With a `patience` it returns
     /// after that time.
-    pub(crate) fn wait(&self, batch: &mut Vec<T>, most: usize, patience: Option<Duration>) -> Waited {
+    pub(crate) fn wait(&self, batch: &mut Vec<T>, most: usize, patience: Option<Duration>) -> BatchWait {
         let deadline = patience.map(|patience| instant() + patience);
         let mut in_time = true;
         loop {
             let open = self.take(batch, most);
             if !batch.is_empty() {
-                return Waited::Items;
+                return BatchWait::Items;
             }
             if !open {
-                return Waited::Ended;
+                return BatchWait::Ended;
             }
             if !in_time {
-                return Waited::Nothing;
+                return BatchWait::Nothing;
             }
             in_time = crate::block_on::block_on_until(self.arrival(), deadline).is_some();
         }

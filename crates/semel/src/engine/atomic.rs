@@ -17,7 +17,7 @@ use super::execute::{decode, panic_message};
 use super::hold::Attempt;
 use super::once::Once;
 use crate::record::{Begin, Command, Mode, NewClaim, Owner, Ruling};
-use crate::store::{self, EmbeddedStore, ErrorKind, OutcomeTransform, Wraps, Writing};
+use crate::store::{self, EmbeddedStore, ErrorKind, OutcomeTransform, Wraps, WriteTransaction};
 use crate::sync::Mutex;
 use crate::time::instant;
 
@@ -147,7 +147,7 @@ struct AtomicJob {
 impl AtomicJob {
     fn run<R, E, F>(
         self,
-        writing: &mut Writing<'_>,
+        writing: &mut WriteTransaction<'_>,
         effect: &Mutex<Option<F>>,
         failed: &Mutex<Option<RunError<E>>>,
     ) -> Result<TransactionEnd<R::Value>, store::Error>

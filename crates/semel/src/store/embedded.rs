@@ -39,7 +39,7 @@ use tokio::sync::oneshot;
 
 pub use self::builder::{EmbeddedBuilder, OnCorruption};
 pub use self::check::Verified;
-pub(crate) use self::job::Writing;
+pub(crate) use self::job::WriteTransaction;
 use self::reader::Readers;
 use self::schema::ConnectionRole;
 use self::table::{RowError, fact};
@@ -170,7 +170,7 @@ impl EmbeddedStore {
     pub(crate) async fn write<T, F>(&self, work: F) -> Result<T, Error>
     where
         T: Send + 'static,
-        F: FnOnce(&mut Writing<'_>) -> Result<T, Error> + Send + 'static,
+        F: FnOnce(&mut WriteTransaction<'_>) -> Result<T, Error> + Send + 'static,
     {
         self.shared.write(work).await
     }
@@ -351,7 +351,7 @@ impl MarkStore for EmbeddedStore {
     }
 }
 
-fn keep_secret(writing: &Writing<'_>, candidate: &Secret) -> Result<Secret, RowError> {
+fn keep_secret(writing: &WriteTransaction<'_>, candidate: &Secret) -> Result<Secret, RowError> {
     match read_secret(writing.transaction())? {
         Some(kept) => Ok(kept),
         None => {

@@ -24,7 +24,7 @@ use super::super::{Answered, Inner, Steering};
 use super::tool_answer::of_message;
 use crate::body::{Body, BoxError};
 use crate::call::CallError;
-use crate::codec::Asked;
+use crate::codec::CallForm;
 use crate::mcp::McpCall;
 use crate::mcp::call::{JudgedAnswer, is_events, judge};
 use crate::mcp::sse::{self, SseEvent, SseReader};
@@ -82,7 +82,7 @@ impl Inner {
         let policy = &self.route(route).policy;
         let LiveStream { running, head, body, steering, limit } = stream;
         let id = call.id.as_deref().expect("a call without an id is not admitted");
-        let asked = Asked::Message(Arc::clone(&call));
+        let asked = CallForm::Message(Arc::clone(&call));
         let mut flow = Flow { body, events: SseReader::default(), held: BytesMut::new(), passed: 0, tell };
         match flow.until_answer(id, policy, limit).await {
             LookEnd::Answer(SseEvent { data, place }) => {

@@ -20,7 +20,7 @@ use super::super::read::{Read, ReadDecision, ReadStop, read_until};
 use super::hear::{Hearing, Until, read_answer};
 use crate::body::Body;
 use crate::capacity::BodyRoom;
-use crate::codec::Asked;
+use crate::codec::CallForm;
 use crate::key_source::check;
 use crate::mcp::call::{Form, JudgedAnswer, changed, judge};
 use crate::mcp::json::{Object, text_of};
@@ -146,8 +146,9 @@ impl Inner {
         body: Body,
     ) -> Admission {
         let kind = kind(&parts.headers);
-        let unread =
-            |problem| Admission::Refused(Asked::Message(Arc::new(request::unread(&parts.headers))), problem);
+        let unread = |problem| {
+            Admission::Refused(CallForm::Message(Arc::new(request::unread(&parts.headers))), problem)
+        };
         let is_too_large = declared_length(parts).is_some_and(|length| length > policy.request_limit as u64);
         let (data, trailers) = match kind {
             ContentKind::File => match read_if_message(policy, parts, body, self.room()).await {
@@ -169,7 +170,7 @@ impl Inner {
             Ok(message) => message,
             Err(_) if kind == ContentKind::File => McpMessage::Other,
             Err(refusal) => {
-                let asked = Asked::Message(Arc::new(refusal.call(&parts.headers)));
+                let asked = CallForm::Message(Arc::new(refusal.call(&parts.headers)));
                 return Admission::Refused(asked, Problem::new(Situation::BodyMalformed, refusal.reason));
             }
         };
@@ -199,7 +200,7 @@ impl Inner {
                 answer.terms = policy.tool_terms.get(&call.tool).cloned();
                 let caller = self.caller_of(policy, parts);
                 answer.facts = tools.learned().facts(parts.uri.path(), &caller, &call.tool);
-                let asked = Asked::Message(Arc::new(answer));
+                let asked = CallForm::Message(Arc::new(answer));
                 match self.admit_call(policy, parts, &data, &call, asked.clone()) {
                     Ok(mut admitted) => {
                         admitted.watch = self.capabilities_of(tools, policy, parts, &call);
@@ -218,7 +219,7 @@ impl Inner {
         parts: &Parts,
         body: &[u8],
         call: &ToolCall,
-        asked: Asked,
+        asked: CallForm,
     ) -> Result<Admitted, Problem> {
         if call.id.is_none() {
             let reason =

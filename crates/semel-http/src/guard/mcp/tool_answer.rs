@@ -15,7 +15,7 @@ use super::hear::{Hearing, NoAnswer, Until, read_answer};
 use super::live::LiveStream;
 use crate::body::Body;
 use crate::call::CallError;
-use crate::codec::Asked;
+use crate::codec::CallForm;
 use crate::mcp::McpCall;
 use crate::mcp::call::{JudgedAnswer, is_of_one_answer, judge};
 use crate::observe::AnswerOutcome;
@@ -35,7 +35,7 @@ impl Inner {
         limit: Instant,
     ) -> Answered {
         let policy = &self.route(route).policy;
-        let asked = Asked::Message(Arc::clone(call));
+        let asked = CallForm::Message(Arc::clone(call));
         let id = call.id.as_deref().expect("a call without an id is not admitted");
         let (head, body) = answer.into_parts();
         let error =

@@ -83,7 +83,7 @@ impl EmbeddedLedger {
 }
 
 /// A target that is asked for: how many more, and whose turn it is.
-struct Asked<'t> {
+struct TargetTurn<'t> {
     target: &'t str,
     left: u32,
     next: Option<(i64, String)>,
@@ -130,7 +130,7 @@ impl Work<'_> {
                 continue;
             }
             self.wake_lanes(target, shared)?;
-            asked.push(Asked { target, left: *left, next: self.next_lane(target)? });
+            asked.push(TargetTurn { target, left: *left, next: self.next_lane(target)? });
         }
         let mut taken = Vec::new();
         while taken.len() < take.limit as usize {

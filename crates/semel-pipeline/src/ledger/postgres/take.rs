@@ -216,7 +216,7 @@ pub(super) const REPLAYED: u128 = 2;
 /// One question for work.
 struct Ask<'a> {
     worker: &'a str,
-    what: Asked<'a>,
+    what: TakeQuery<'a>,
     lease: Duration,
     token: [u8; 12],
     /// Set once it was asked: the next try looks whether that was executed.
@@ -224,7 +224,7 @@ struct Ask<'a> {
 }
 
 /// The work that is asked for.
-enum Asked<'a> {
+enum TakeQuery<'a> {
     /// Deliveries that are due: of these targets with a maximum each, and a maximum in all.
     Due(Vec<(&'a str, u32)>, u32),
     /// This delivery.
@@ -232,7 +232,7 @@ enum Asked<'a> {
 }
 
 impl<'a> Ask<'a> {
-    fn new(worker: &'a str, what: Asked<'a>, lease: Duration) -> Self {
+    fn new(worker: &'a str, what: TakeQuery<'a>, lease: Duration) -> Self {
         Self { worker, what, lease, token: rand::random(), asked: AtomicBool::new(false) }
     }
 }
@@ -244,7 +244,7 @@ pub(super) async fn retake(
     lease: Duration,
 ) -> Result<Option<Work>, Error> {
     check_text("the name of a worker", worker)?;
-    let ask = Ask::new(worker, Asked::This(delivery), lease);
+    let ask = Ask::new(worker, TakeQuery::This(delivery), lease);
     let (_, mut works) =
         shared.call(Shape::Statement, &ask, |db, asked| Box::pin(take_once(db, asked))).await?;
     Ok(works.pop())
@@ -268,7 +268,7 @@ pub(super) async fn take(shared: &Shared, take: &Take) -> Result<Vec<Work>, Erro
         if left == 0 || targets.is_empty() {
             return Ok(all);
         }
-        let ask = Ask::new(&take.worker, Asked::Due(targets, left), take.lease);
+        let ask = Ask::new(&take.worker, TakeQuery::Due(targets, left), take.lease);
         let (lapsed, works) =
             shared.call(Shape::Statement, &ask, |db, asked| Box::pin(take_once(db, asked))).await?;
         for work in &works {
@@ -298,12 +298,12 @@ async fn take_once(db: &mut Db<'_>, ask: &Ask<'_>) -> Result<(i64, Vec<Work>), F
         }
     }
     let query = match &ask.what {
-        Asked::Due(targets, limit) => db
+        TakeQuery::Due(targets, limit) => db
             .query(TAKE)
             .bind(targets.iter().map(|(target, _)| *target).collect::<Vec<_>>())
             .bind(targets.iter().map(|(_, most)| integer(*most)).collect::<Vec<_>>())
             .bind(integer(*limit)),
-        Asked::This(delivery) => db.query(RETAKE).bind(delivery.to_bytes()),
+        TakeQuery::This(delivery) => db.query(RETAKE).bind(delivery.to_bytes()),
     };
     let query = query.bind(micros(ask.lease)).bind(ask.worker).bind(ask.token.as_slice());
     Ok(gather(db.fetch(query).await?))

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 
-use super::deferred::Completing;
+use super::deferred::CompletionMode;
 use super::steps::{
     self, Abandonment, ClaimExtension, CompleteRequest, Completion, LeaseStep, Release, completing,
     wait_parameter,
@@ -133,14 +133,14 @@ async fn renew_many(
 ) -> Result<Answer<BatchResults>, Refusal> {
     let claim_ids = body.read()?.claim_ids.into_iter();
     let operations = claim_ids.map(|claim_id| BatchOperation::Renew(ClaimName { claim_id })).collect();
-    run_all(admin, caller, operations, Completing::Stored).await
+    run_all(admin, caller, operations, CompletionMode::Stored).await
 }
 
 async fn run_all(
     admin: Arc<Admin>,
     caller: Caller,
     operations: Vec<BatchOperation>,
-    completing: Completing,
+    completing: CompletionMode,
 ) -> Result<Answer<BatchResults>, Refusal> {
     if operations.len() > MOST {
         return Err(Refusal::bad(format!(
@@ -178,7 +178,7 @@ async fn run(
     admin: &Arc<Admin>,
     caller: &Caller,
     operation: BatchOperation,
-    completing: Completing,
+    completing: CompletionMode,
 ) -> Result<StepResult, Refusal> {
     Ok(match operation {
         BatchOperation::Claim(asked) => {

@@ -19,7 +19,7 @@ const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
 /// Whether a completion waits for the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Completing {
+pub(super) enum CompletionMode {
     /// The answer comes when the outcome is stored.
     Stored,
     /// The answer comes at once.

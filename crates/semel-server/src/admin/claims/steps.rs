@@ -13,7 +13,7 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::deferred::Completing;
+use super::deferred::CompletionMode;
 use super::leases::LeaseState;
 use super::ticket::Ticket;
 use crate::admin::Admin;
@@ -77,12 +77,12 @@ pub(super) fn wait_parameter(operation: &mut Operation) -> &mut Operation {
 }
 
 /// Whether a completion waits for the store.
-pub(super) fn completing(query: &[(String, String)]) -> Result<Completing, Refusal> {
-    let mut completing = Completing::Stored;
+pub(super) fn completing(query: &[(String, String)]) -> Result<CompletionMode, Refusal> {
+    let mut completing = CompletionMode::Stored;
     for (name, value) in query {
         completing = match (name.as_str(), value.as_str()) {
-            ("wait", "true") => Completing::Stored,
-            ("wait", "false") => Completing::Deferred,
+            ("wait", "true") => CompletionMode::Stored,
+            ("wait", "false") => CompletionMode::Deferred,
             ("wait", _) => return Err(Refusal::bad("wait: expected true or false")),
             (other, _) => return Err(Refusal::bad(format!("{other:?} is not known here; there is wait"))),
         };
@@ -185,7 +185,7 @@ pub(super) async fn store_outcome(
     caller: &Caller,
     claim_id: &str,
     asked: CompleteRequest,
-    completing: Completing,
+    completing: CompletionMode,
 ) -> Result<Completion, Refusal> {
     let CompleteRequest { outcome, not_kept, retention } = asked;
     let retention = answer::length("retention", retention.as_deref())?;
@@ -211,7 +211,7 @@ pub(super) async fn store_outcome(
     let command = Command::Complete { grant, fingerprint, outcome: Arc::new(outcome), retention };
     let lease = admin.claims.leases.end(id, grant);
     // A worker whose lease is over learns whose outcome stands, so it must not be answered before the store is.
-    if completing == Completing::Deferred
+    if completing == CompletionMode::Deferred
         && lease == LeaseState::Held
         && let Some(room) = admin.claims.deferred.room(size)
     {

@@ -40,7 +40,7 @@ struct Head {
 
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
-enum Line {
+enum ExportLine {
     Mark { mark: String, value: u64 },
     Record { id: String, record: String },
     End(End),
@@ -109,12 +109,12 @@ impl ExportFile {
             for (id, record) in batch {
                 records += 1;
                 let (id, record) = (id.to_string(), BASE64.encode(record.encode()));
-                output.write(&Line::Record { id, record })?;
+                output.write(&ExportLine::Record { id, record })?;
             }
         }
         let marks = from.marks().await?;
         for (mark, value) in &marks {
-            output.write(&Line::Mark { mark: hex(mark.as_bytes()), value: *value })?;
+            output.write(&ExportLine::Mark { mark: hex(mark.as_bytes()), value: *value })?;
         }
         let end = End {
             records,
@@ -122,7 +122,7 @@ impl ExportFile {
             fence_floor: from.fence_floor().await?.get(),
             digest: output.hasher.finalize().to_hex().to_string(),
         };
-        output.write(&Line::End(end.clone()))?;
+        output.write(&ExportLine::End(end.clone()))?;
         output.file.flush().context("the file cannot be written")?;
         self.file.sync_all().context("the file cannot be synced")?;
         std::fs::rename(&self.part, &self.name)
@@ -188,11 +188,11 @@ impl ExportedStore {
             let damaged = || format!("{name}:{number} is damaged, or the file was cut short: export again");
             lines.read_line(&mut text).with_context(damaged)?;
             match serde_json::from_str(&text).with_context(damaged)? {
-                Line::Record { .. } => records += 1,
-                Line::Mark { mark, value } => {
+                ExportLine::Record { .. } => records += 1,
+                ExportLine::Mark { mark, value } => {
                     marks.push((MarkId::from_bytes(unhex(&mark).with_context(damaged)?), value));
                 }
-                Line::End(end) => break end,
+                ExportLine::End(end) => break end,
             }
         };
         let digest = hasher.finalize().to_hex();
@@ -272,7 +272,7 @@ impl LineWalk<'_> {
         };
         let mut batch = Vec::new();
         for line in lines {
-            let Line::Record { id, record } = serde_json::from_str(&line?)? else { continue };
+            let ExportLine::Record { id, record } = serde_json::from_str(&line?)? else { continue };
             let id = KeyId::from_bytes(unhex(&id).context("an id is damaged")?);
             let bytes =
                 BASE64.decode(record).map_err(|error| anyhow::anyhow!("a record is damaged: {error}"))?;

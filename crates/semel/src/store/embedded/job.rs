@@ -31,7 +31,7 @@ pub(super) struct Ordered {
 /// The caller's own work inside the transaction.
 pub(super) trait TransactionWork: Send {
     /// Runs it, and holds the answer back until the result of the transaction is known.
-    fn run(self: Box<Self>, writing: &mut Writing<'_>) -> (Keep, Tell);
+    fn run(self: Box<Self>, writing: &mut WriteTransaction<'_>) -> (Keep, Tell);
 
     /// Answers that it was not done.
     fn refuse(self: Box<Self>, fault: &BatchFault);
@@ -47,10 +47,10 @@ pub(super) struct ClosureJob<F, T> {
 
 impl<F, T> TransactionWork for ClosureJob<F, T>
 where
-    F: FnOnce(&mut Writing<'_>) -> Result<T, Error> + Send,
+    F: FnOnce(&mut WriteTransaction<'_>) -> Result<T, Error> + Send,
     T: Send + 'static,
 {
-    fn run(self: Box<Self>, writing: &mut Writing<'_>) -> (Keep, Tell) {
+    fn run(self: Box<Self>, writing: &mut WriteTransaction<'_>) -> (Keep, Tell) {
         let Self { work, answer } = *self;
         let result = catch_unwind(AssertUnwindSafe(|| work(writing))).unwrap_or_else(|_| {
             tracing::error!("a job of the embedded store's writer panicked; what it wrote is undone");
@@ -89,7 +89,7 @@ impl std::fmt::Debug for Job {
 
 /// The writer's state that a job sees: its open transaction, its time, its fence floor.
 #[derive(Debug)]
-pub(crate) struct Writing<'a> {
+pub(crate) struct WriteTransaction<'a> {
     pub(super) transaction: &'a Transaction<'a>,
     pub(super) shared: &'a WriterShared,
     pub(super) floor: Fence,
@@ -97,7 +97,7 @@ pub(crate) struct Writing<'a> {
     pub(super) changes: Vec<(KeyId, Command, Ruling)>,
 }
 
-impl<'a> Writing<'a> {
+impl<'a> WriteTransaction<'a> {
     /// The open transaction. Only the writer begins, commits or rolls back.
     pub(crate) fn transaction(&self) -> &'a Transaction<'a> {
         self.transaction
@@ -173,7 +173,7 @@ pub(super) enum PendingCommit {
     Work(Tell),
 }
 
-impl Writing<'_> {
+impl WriteTransaction<'_> {
     /// Executes one job. A failed write ends the batch; a row that cannot be read affects only its own command.
     pub(super) fn run(&mut self, job: Job) -> (PendingCommit, Option<rusqlite::Error>) {
         match job {

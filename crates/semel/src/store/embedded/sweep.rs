@@ -1,6 +1,6 @@
 //! Removes expired records, a few rows at a time, so that claims never wait for a sweep.
 
-use super::job::Writing;
+use super::job::WriteTransaction;
 use super::table::{self, RowError};
 use crate::key::KeyId;
 use crate::record::{Record, Sweep};
@@ -25,7 +25,11 @@ pub(super) struct Step {
 }
 
 /// Sweeps up to `limit` rows that are due.
-pub(super) fn step(writing: &mut Writing<'_>, limit: usize, cursor: Cursor) -> Result<Step, RowError> {
+pub(super) fn step(
+    writing: &mut WriteTransaction<'_>,
+    limit: usize,
+    cursor: Cursor,
+) -> Result<Step, RowError> {
     let now = writing.now();
     let mut step = Step { cursor, ..Step::default() };
     let due = due(writing, now, limit, &mut step)?;
@@ -61,7 +65,12 @@ struct Due {
     record: Record,
 }
 
-fn due(writing: &Writing<'_>, now: Timestamp, limit: usize, step: &mut Step) -> Result<Vec<Due>, RowError> {
+fn due(
+    writing: &WriteTransaction<'_>,
+    now: Timestamp,
+    limit: usize,
+    step: &mut Step,
+) -> Result<Vec<Due>, RowError> {
     let mut statement = writing.transaction().prepare_cached(
         "SELECT id, number, sum, record, sweep_at FROM records INDEXED BY records_to_sweep
          WHERE sweep_at <= ?1 AND (sweep_at, number) > (?2, ?3) ORDER BY sweep_at, number LIMIT ?4",
@@ -87,7 +96,7 @@ fn due(writing: &Writing<'_>, now: Timestamp, limit: usize, step: &mut Step) -> 
 }
 
 /// Returns a few free pages to the file system.
-fn give_back(writing: &Writing<'_>) -> Result<(), RowError> {
+fn give_back(writing: &WriteTransaction<'_>) -> Result<(), RowError> {
     let free: i64 =
         writing.transaction().prepare_cached("PRAGMA freelist_count")?.query_row([], |row| row.get(0))?;
     if free > GIVE_BACK {

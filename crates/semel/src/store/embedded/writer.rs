@@ -11,10 +11,10 @@ use super::checkpoint::{Load, Log};
 use super::clock::StepWatch;
 use super::fault::{self, BatchFault, Damage, Faults};
 use super::folder::LockedFolder;
-use super::job::{ClosureJob, Job, Ordered, PendingCommit, Writing};
+use super::job::{ClosureJob, Job, Ordered, PendingCommit, WriteTransaction};
 use super::schema;
 use super::table::RowError;
-use crate::batch::{BatchQueue, QueueRefusal, Waited};
+use crate::batch::{BatchQueue, BatchWait, QueueRefusal};
 use crate::key::KeyId;
 use crate::outage::RefusedWrites;
 use crate::record::{Command, Fence, Ruling};
@@ -92,7 +92,7 @@ impl WriterShared {
     pub(super) async fn write<T, F>(&self, work: F) -> Result<T, Error>
     where
         T: Send + 'static,
-        F: FnOnce(&mut Writing<'_>) -> Result<T, Error> + Send + 'static,
+        F: FnOnce(&mut WriteTransaction<'_>) -> Result<T, Error> + Send + 'static,
     {
         let (answer, answered) = oneshot::channel();
         self.submit(Job::Work(Box::new(ClosureJob { work, answer })))?;
@@ -143,13 +143,13 @@ impl Writer {
         let mut batch = Vec::new();
         loop {
             match self.shared.queue.wait(&mut batch, BATCH, self.log.patience()) {
-                Waited::Items => {
+                BatchWait::Items => {
                     self.steps.look(&self.shared.clock);
                     self.commit(&mut batch);
                     self.checkpoint(Load::Busy);
                 }
-                Waited::Nothing => self.checkpoint(Load::Quiet),
-                Waited::Ended => break,
+                BatchWait::Nothing => self.checkpoint(Load::Quiet),
+                BatchWait::Ended => break,
             }
         }
         self.close();
@@ -218,8 +218,12 @@ impl Writer {
         };
         let transaction = Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)
             .map_err(|error| before_commit(&error))?;
-        let mut writing =
-            Writing { transaction: &transaction, shared: &shared, floor: self.floor, changes: Vec::new() };
+        let mut writing = WriteTransaction {
+            transaction: &transaction,
+            shared: &shared,
+            floor: self.floor,
+            changes: Vec::new(),
+        };
         let mut failed = None;
         for job in jobs.by_ref() {
             let (executed, error) = writing.run(job);
@@ -229,7 +233,7 @@ impl Writer {
                 break;
             }
         }
-        let Writing { floor, changes, .. } = writing;
+        let WriteTransaction { floor, changes, .. } = writing;
         if let Some(error) = failed {
             let abort = before_commit(&error);
             return Err(rolled_back(transaction, &shared, abort));

@@ -26,13 +26,13 @@ const BUSY: usize = 16;
 /// Completions of this process that wait for a batch.
 #[derive(Debug)]
 pub(super) struct Completions {
-    waiting: Arc<Batcher<Completing, Result<bool, Error>>>,
+    waiting: Arc<Batcher<PendingCompletion, Result<bool, Error>>>,
     /// Set if the server accepts only one key per call.
     apart: AtomicBool,
 }
 
 #[derive(Debug)]
-struct Completing {
+struct PendingCompletion {
     key: Vec<u8>,
     /// The script's arguments: owner and fence, outcome, retention or nothing.
     arguments: [Vec<u8>; 3],
@@ -67,11 +67,11 @@ impl Shared {
         };
         let arguments = script::completion(grant, outcome, *retention);
         let shared = Arc::clone(self);
-        let send = move |completions: Vec<Completing>| {
+        let send = move |completions: Vec<PendingCompletion>| {
             let shared = Arc::clone(&shared);
             async move { shared.complete_all(&completions).await }
         };
-        let completing = Completing { key: self.names.record(id), arguments };
+        let completing = PendingCompletion { key: self.names.record(id), arguments };
         match self.completions.waiting.ask(completing, send).await {
             Some(Ok(true)) => Ok(Ruling::Accepted { lease_left: Duration::ZERO }),
             Some(Ok(false)) => self.execute(numbered, &self.names.record(id), command).await,
@@ -83,14 +83,14 @@ impl Shared {
     }
 
     /// Whether each was completed; the rules decide the others.
-    async fn complete_all(&self, completions: &[Completing]) -> Vec<Result<bool, Error>> {
+    async fn complete_all(&self, completions: &[PendingCompletion]) -> Vec<Result<bool, Error>> {
         match self.try_complete_all(completions).await {
             Ok(done) => done.into_iter().map(Ok).collect(),
             Err(error) => completions.iter().map(|_| Err(error.copy())).collect(),
         }
     }
 
-    async fn try_complete_all(&self, completions: &[Completing]) -> Result<Vec<bool>, Error> {
+    async fn try_complete_all(&self, completions: &[PendingCompletion]) -> Result<Vec<bool>, Error> {
         let mut numbered = self.link.connection().await?;
         let keys: Vec<&[u8]> = completions.iter().map(|completing| completing.key.as_slice()).collect();
         let arguments =
