@@ -319,7 +319,7 @@ struct LetterPage {
 }
 
 #[derive(Deserialize)]
-pub(super) struct LetterQuery {
+pub(super) struct LetterDetailsQuery {
     #[serde(default)]
     payload: String,
     did: Option<String>,
@@ -329,7 +329,7 @@ pub(super) async fn show(
     State(admin): State<Arc<Admin>>,
     visitor: Visitor,
     Path(id): Path<String>,
-    Query(shown): Query<LetterQuery>,
+    Query(shown): Query<LetterDetailsQuery>,
 ) -> Response {
     answer(&admin, &visitor, async {
         let id = id_of(&id)?;

@@ -168,7 +168,7 @@ struct EventPage {
 }
 
 #[derive(Deserialize)]
-pub(super) struct EventQuery {
+pub(super) struct EventDetailsQuery {
     #[serde(default)]
     payload: String,
 }
@@ -177,7 +177,7 @@ pub(super) async fn show(
     State(admin): State<Arc<Admin>>,
     visitor: Visitor,
     Path(id): Path<String>,
-    Query(shown): Query<EventQuery>,
+    Query(shown): Query<EventDetailsQuery>,
 ) -> Response {
     answer(&admin, &visitor, async {
         let ledger = &admin.pipeline()?.ledger;

@@ -275,7 +275,7 @@ struct RunDetailsPage {
 }
 
 #[derive(Deserialize)]
-pub(super) struct RunQuery {
+pub(super) struct RunDetailsQuery {
     #[serde(default)]
     payload: String,
     did: Option<String>,
@@ -285,7 +285,7 @@ pub(super) async fn show(
     State(admin): State<Arc<Admin>>,
     visitor: Visitor,
     Path(id): Path<String>,
-    Query(shown): Query<RunQuery>,
+    Query(shown): Query<RunDetailsQuery>,
 ) -> Response {
     answer(&admin, &visitor, async {
         let pipeline = admin.pipeline()?;

@@ -9,7 +9,7 @@ use super::event::{Event, ReplayedFrom, Subject};
 use super::flight::JoinResult;
 use super::hold::Claim;
 use super::parting::{ClaimWrites, LONGEST_WAIT};
-use super::wait::WaitEnd;
+use super::wait::WaitResult;
 use crate::backoff::Backoff;
 use crate::fingerprint::Fingerprint;
 use crate::outcome::Outcome;
@@ -131,8 +131,8 @@ impl EngineInner {
             // Boxed, like everything here that only slow calls reach: inline, it would enlarge the future of every
             // call.
             match Box::pin(self.wait(ask, seat, deadline)).await? {
-                WaitEnd::Over(acquired) => break acquired,
-                WaitEnd::Late => {}
+                WaitResult::Over(acquired) => break acquired,
+                WaitResult::Late => {}
             }
         };
         self.emit_refusal(ask, &acquired);

@@ -19,7 +19,7 @@ const LEASE_END_JITTER: Duration = Duration::from_millis(200);
 const STUCK: u32 = 4;
 
 /// How a wait ended.
-pub(super) enum WaitEnd {
+pub(super) enum WaitResult {
     Over(Acquired),
     /// With an answer from before the caller arrived: ask the store again.
     Late,
@@ -32,13 +32,13 @@ impl EngineInner {
         ask: &Ask,
         mut seat: Seat,
         deadline: Instant,
-    ) -> Result<WaitEnd, store::Error> {
+    ) -> Result<WaitResult, store::Error> {
         let began = instant();
         let waited = tokio::select! {
             biased;
             // First, so that a caller whose wait has ended does not lead. When many waits end together, each caller
             // would ask the store.
-            () = self.background.sleep_until(deadline) => Ok(WaitEnd::Over(match seat.ended() {
+            () = self.background.sleep_until(deadline) => Ok(WaitResult::Over(match seat.ended() {
                 Some(ending) => self.ended(ask, ending),
                 None => Acquired::in_flight(ask, seat.lease_left()),
             })),
@@ -49,7 +49,7 @@ impl EngineInner {
         waited
     }
 
-    async fn wait_in(self: &Arc<Self>, ask: &Ask, seat: &mut Seat) -> Result<WaitEnd, store::Error> {
+    async fn wait_in(self: &Arc<Self>, ask: &Ask, seat: &mut Seat) -> Result<WaitResult, store::Error> {
         loop {
             let silence = seat.silence();
             let turn = tokio::select! {
@@ -66,8 +66,8 @@ impl EngineInner {
             };
             let mut leader = match turn {
                 SeatTurn::Lead(leader) => leader,
-                SeatTurn::Ended(ending) => return Ok(WaitEnd::Over(self.ended(ask, ending))),
-                SeatTurn::Late => return Ok(WaitEnd::Late),
+                SeatTurn::Ended(ending) => return Ok(WaitResult::Over(self.ended(ask, ending))),
+                SeatTurn::Late => return Ok(WaitResult::Late),
             };
             let (asked, acquired) = self.lead(ask, seat, &mut leader).await?;
             let waited = end(seat, asked, acquired);
@@ -196,7 +196,7 @@ enum Unheld {
 }
 
 /// Gives all callers in the room what one of them found out.
-fn end(seat: &Seat, asked: Instant, acquired: Acquired) -> WaitEnd {
+fn end(seat: &Seat, asked: Instant, acquired: Acquired) -> WaitResult {
     let ending = match &acquired {
         Acquired::Replay(outcome) => Some(WaitEnd::Replay(Arc::clone(outcome))),
         Acquired::Conflict => Some(WaitEnd::Conflict),
@@ -207,5 +207,5 @@ fn end(seat: &Seat, asked: Instant, acquired: Acquired) -> WaitEnd {
     if let Some(ending) = ending {
         seat.end(asked, ending);
     }
-    WaitEnd::Over(acquired)
+    WaitResult::Over(acquired)
 }

@@ -87,15 +87,15 @@ fn rows_read(plan: &[String]) -> u64 {
         let digits: String = rest.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
         digits.parse::<f64>().ok()
     };
-    let (mut sum, mut loops) = (0.0, 1.0);
+    let (mut sum, mut loops, mut of_table) = (0.0, 1.0, false);
     for line in plan {
         if let Some(rows) = number_after(line, "actual rows=") {
             loops = number_after(line, "loops=").unwrap_or(1.0);
-            if line.contains(" Scan ") && !line.contains("Subquery Scan") && !line.contains("CTE Scan") {
-                sum += rows * loops;
-            }
+            // What a part drops of the rows of another part was counted there.
+            of_table = line.contains(" Scan ") && !line.contains("Subquery Scan") && !line.contains("CTE Scan");
+            sum += if of_table { rows * loops } else { 0.0 };
         }
-        if let Some(removed) = number_after(line, "Rows Removed by Filter: ") {
+        if of_table && let Some(removed) = number_after(line, "Rows Removed by Filter: ") {
             sum += removed * loops;
         }
     }
