@@ -74,8 +74,9 @@ function base(schema) {
 }
 
 function named(schema) {
-  const [name, { properties }] = (schema.properties && base(schema)) ?? [];
-  if (name === undefined) return type(schema);
+  const found = schema.properties && base(schema);
+  if (found === undefined) return type(schema);
+  const [name, { properties }] = found;
   const rest = Object.entries(schema.properties).filter(([member]) => !(member in properties));
   return `${name} & ${object({ ...schema, properties: Object.fromEntries(rest) }, "")}`;
 }

@@ -368,51 +368,7 @@ export type Key = {
 };
 
 /** An event or run in a list. */
-export type ListedEvent = {
-  id: string;
-  type: string;
-  tenant: string;
-  /** The first eight characters of the deduplication key. */
-  dedupe_key: string | null;
-  /** ID of the deduplication key. */
-  key_id: string | null;
-  order_key: string | null;
-  content_type: string;
-  /** Size of the payload. */
-  bytes: number;
-  headers: [string, string][];
-  /** Where an event came from. */
-  origin: {
-    kind: "api";
-    principal: string;
-  } | {
-    kind: "stream";
-    stream: string;
-    message: string;
-  } | {
-    kind: "outbox";
-  } | {
-    kind: "replay";
-    of: string;
-  };
-  targets: string[];
-  tags: string[];
-  metadata: Record<string, unknown>;
-  ttl: string | null;
-  request_id: string | null;
-  traceparent: string | null;
-  /** ID of the message in its envelope. */
-  message_id?: string;
-  correlation_id?: string;
-  causation_id?: string;
-  user?: string;
-  accepted_at: string;
-  /** Not in lists. */
-  deliveries?: Delivery[];
-  /** The payload as it was given, if it is JSON. Only operators see it. */
-  payload?: unknown;
-  /** The payload in base64, if it is not JSON. Only operators see it. */
-  payload_base64?: string;
+export type ListedEvent = Event & {
   /** Number of its deliveries by state. */
   states: Record<string, unknown>;
 };
@@ -430,6 +386,8 @@ export type Preview = {
     /** The body in base64, if it is not text. */
     body_base64?: string;
   } | null;
+  /** Names of headers that were given and are never stored, such as `set-cookie`: the answer does not have them. */
+  not_stored: string[];
 };
 
 /** A problem as RFC 9457 describes it. */
@@ -627,7 +585,7 @@ export type ServerStatus = {
   in_doubt_counted_at: string | null;
   /** Claims held by this server. */
   in_flight: number;
-  /** Null if there is no ledger. */
+  /** Null if there is no ledger, or if it does not answer. */
   pipeline: {
     /** Number of deliveries by state. Those that succeeded are not counted. */
     deliveries: Record<string, unknown>;
@@ -648,6 +606,8 @@ export type ServerStatus = {
       reason: string;
     }[];
   } | null;
+  /** Why the ledger does not answer. */
+  pipeline_why?: string;
 };
 
 /** Everything that is known about one action. */

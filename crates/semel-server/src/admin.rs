@@ -51,6 +51,7 @@ use crate::console::{self, Console};
 use crate::gateway::{Gateway, Requests, is_request_id, new_request_id};
 use crate::pipeline::Pipeline;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::millis;
 
 /// The OpenAPI document.
 static OPENAPI: LazyLock<Value> = LazyLock::new(|| api().finish().1);
@@ -252,6 +253,9 @@ impl Admin {
     }
 }
 
+/// The header, with its value, by which commands recognise an admin address before they send it a token or a change.
+pub(crate) const ADDRESS_KIND: (&str, &str) = ("semel-address", "admin");
+
 /// How its listener behaves: as the gateway's, except that the router has its own limit for bodies and its own rules for
 /// keys, and that nobody waits for a claim in the name of a client that is gone.
 pub(crate) fn listener(tls: Option<Tls>, drain: Duration, connections: u32) -> EdgeOptions {
@@ -301,9 +305,10 @@ async fn admit(State(admin): State<Arc<Admin>>, mut request: Request, next: Next
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+    headers.insert(ADDRESS_KIND.0, HeaderValue::from_static(ADDRESS_KIND.1));
     let status = response.status().as_u16();
     admin.metrics.admin(status);
-    let latency_ms = since.elapsed().as_secs_f64() * 1e3;
+    let latency_ms = millis(since.elapsed());
     // Paths hold ids and claim ids only; those are no secrets, but a claim id lets its holder finish a claim.
     let operation = if path.starts_with("/v1/claims/") { "/v1/claims/{claim_id}" } else { path.as_str() };
     // Claims are as frequent as requests of a gateway. A store that is unavailable logs that itself, once.

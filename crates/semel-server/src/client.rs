@@ -10,6 +10,7 @@ use std::time::Duration;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, bail};
+use http::{HeaderValue, header};
 use semel_client::client::{ClientBuildError, Sent};
 use semel_client::retry::Repeat;
 use serde_json::Value;
@@ -18,6 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 pub(crate) use semel_client::client::{Request, Response};
 
 use self::trouble::ServerName;
+use crate::admin::ADDRESS_KIND;
 use crate::cli::Remote;
 use crate::interrupted::Interrupted;
 use crate::misused::Misused;
@@ -26,10 +28,15 @@ const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(120);
 const MOST: usize = 64 << 20;
 
+/// A server that does not say what it is within this time is stopped or overloaded.
+const RECOGNISED_WITHIN: Duration = Duration::from_secs(10);
+
 /// Sends requests to one server.
 #[derive(Debug)]
 pub(crate) struct AdminClient {
     inner: semel_client::client::Client,
+    /// The value of `Authorization`.
+    token: Option<HeaderValue>,
     server: ServerName,
     origin: AddressOrigin,
 }
@@ -106,9 +113,6 @@ impl AdminClient {
         let shown = if url.contains('@') { "the URL".to_owned() } else { format!("{url:?}") };
         let mut builder = semel_client::client::Client::builder(url).context(Misused::new(shown))?;
         builder = builder.timeout(ANSWER).connect_timeout(CONNECT).body_limit(MOST);
-        if let Some(token) = token {
-            builder = builder.bearer(token)?;
-        }
         if let Some((cert, key)) = identity {
             builder = builder.identity(cert, key);
         }
@@ -141,7 +145,7 @@ impl AdminClient {
                 other => other.into(),
             }
         })?;
-        Ok(Self { inner, server, origin: AddressOrigin::Known })
+        Ok(Self { inner, token: token.map(bearer).transpose()?, server, origin: AddressOrigin::Known })
     }
 
     /// Sends a request and reads the whole answer. Never sends it twice.
@@ -150,9 +154,12 @@ impl AdminClient {
     /// The server does not answer, or a user named a gateway or pressed Ctrl-C.
     pub(crate) async fn send(&self, request: &Request) -> anyhow::Result<Response> {
         let AddressOrigin::User { is_checked } = &self.origin else { return self.send_once(request).await };
-        if !is_checked.swap(true, Ordering::Relaxed) {
-            self.refuse_gateway().await?;
+        if !is_checked.load(Ordering::Relaxed) {
+            self.check_address().await?;
+            is_checked.store(true, Ordering::Relaxed);
         }
+        let with_token = self.token.clone().map(|token| request.clone().header(header::AUTHORIZATION, token));
+        let request = with_token.as_ref().unwrap_or(request);
         if request.repeat() == Repeat::Safe {
             return self.send_once(request).await;
         }
@@ -165,18 +172,31 @@ impl AdminClient {
         }
     }
 
-    /// An error if the address is that of a gateway, which publishes its policy. Asked first: a gateway would send every other request,
-    /// with the token, to its upstream.
-    async fn refuse_gateway(&self) -> anyhow::Result<()> {
-        let policy = self.send_once(&Request::get("/.well-known/idempotency")).await?;
-        let body: Value = serde_json::from_slice(&policy.body).unwrap_or_default();
-        if policy.status.is_success() && body.get("profile").is_some() && body.get("supported").is_some() {
+    /// An error unless the address is an admin address. Asked first and without the token: a gateway would send every other request
+    /// to its upstream, and another server could take a change for one of its own.
+    async fn check_address(&self) -> anyhow::Result<()> {
+        let request = Request::get("/.well-known/idempotency");
+        let asked = tokio::time::timeout(RECOGNISED_WITHIN, self.send_once(&request)).await;
+        let answer = asked.map_err(|_| {
+            anyhow::anyhow!("{} did not answer within {} s", self.server, RECOGNISED_WITHIN.as_secs())
+        })??;
+        let (name, admin) = ADDRESS_KIND;
+        if answer.headers.get(name).is_some_and(|kind| kind == admin) {
+            return Ok(());
+        }
+        let policy: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+        if answer.status.is_success() && policy.get("profile").is_some() && policy.get("supported").is_some()
+        {
             bail!(
-                "{} is a gateway, not an admin address; `semel serve` prints both, use --admin with the other one",
+                "{} is a gateway, not an admin address: `semel serve` prints the admin address when it starts; use it with --admin",
                 self.server
             );
         }
-        Ok(())
+        bail!(
+            "{} is not the admin address of a `semel serve`, which prints that address when it starts: check --admin (or \
+             SEMEL_ADMIN). Nothing was sent but GET /.well-known/idempotency, without a token",
+            self.server
+        )
     }
 
     async fn send_once(&self, request: &Request) -> anyhow::Result<Response> {
@@ -189,6 +209,14 @@ impl AdminClient {
             Sent::Unknown(lost) => Err(anyhow::Error::msg(self.server.unanswered(&lost))),
         }
     }
+}
+
+/// The value of `Authorization` for a token.
+fn bearer(token: &str) -> anyhow::Result<HeaderValue> {
+    let value = HeaderValue::from_str(&format!("Bearer {token}"));
+    let mut value = value.map_err(|_| Misused::new("--token: a character that cannot stand in a header"))?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 impl PeerKind {

@@ -349,16 +349,16 @@ impl Destination {
         kept.breaker.ended(period, health, now);
         let after = kept.breaker.circuit();
         drop(kept);
-        if before.name() != after.name() {
-            let destination = &*self.inner.name;
-            match after {
-                Circuit::Open { .. } => {
-                    tracing::warn!(target: "semel", destination, breaker = after.name(), "too many calls fail: calls are held back");
-                }
-                Circuit::Closed | Circuit::HalfOpen => {
-                    tracing::info!(target: "semel", destination, breaker = after.name(), "it answers again");
-                }
+        let destination = &*self.inner.name;
+        match (before, after) {
+            // A failed probe opens it again: the outage was logged when it began.
+            (Circuit::Closed, Circuit::Open { .. }) => {
+                tracing::warn!(target: "semel", destination, "circuit breaker opened: too many calls failed");
             }
+            (Circuit::Open { .. } | Circuit::HalfOpen, Circuit::Closed) => {
+                tracing::info!(target: "semel", destination, "circuit breaker closed");
+            }
+            _ => {}
         }
     }
 }

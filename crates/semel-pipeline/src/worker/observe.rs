@@ -114,7 +114,7 @@ impl Attempted<'_> {
             AfterAttempt::Done | AfterAttempt::Blocked => (None, None),
         };
         let error = self.ending.map(|ending| ending.error.as_str()).filter(|error| !error.is_empty());
-        let latency_ms = self.took.as_secs_f64() * 1e3;
+        let latency_ms = self.took.as_micros() as f64 / 1e3;
         macro_rules! say {
             ($level:ident, $words:literal) => {
                 tracing::$level!(

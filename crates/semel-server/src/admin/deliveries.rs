@@ -22,6 +22,7 @@ use super::records::time;
 use super::schema::OneOf;
 use crate::config::show_duration;
 use crate::pipeline::Pipeline;
+use crate::telemetry::millis;
 
 pub(super) fn routes(api: &mut Api) {
     let mut group = api.group("events", "ID of the delivery: dlv_….", Needs::Ledger);
@@ -160,7 +161,7 @@ impl AttemptDetails {
             replay_id: attempt.job,
             started_at: time(attempt.started_at),
             ended_at: attempt.ended_at.map(time),
-            latency_ms: latency.map(|latency| latency.as_secs_f64() * 1e3),
+            latency_ms: latency.map(millis),
             outcome: ending.map(|ending| ending.class),
             http_status: ending.and_then(|ending| ending.status),
             error: ending.and_then(|ending| some(&ending.error)),

@@ -16,6 +16,7 @@ use super::answer::Answer;
 use super::api::{Api, Needs};
 use super::status::FULL_STORE;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::millis;
 
 /// A probe that takes longer counts as failed.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -84,7 +85,7 @@ async fn ready(State(admin): State<Arc<Admin>>) -> Answer<Readiness> {
     match admin.health.probe().await {
         Ok(took) => {
             let mut readiness =
-                Readiness { ready: true, claim_ms: Some(took.as_secs_f64() * 1e3), ..Readiness::default() };
+                Readiness { ready: true, claim_ms: Some(millis(took)), ..Readiness::default() };
             // Still ready: known keys are served, and every process of a full store would leave at once.
             if admin.metrics.store_is_full() {
                 (readiness.new_keys, readiness.why) = (Some("refused"), Some(FULL_STORE.to_owned()));

@@ -6,7 +6,7 @@ use axum::extract::State;
 use schemars::JsonSchema;
 use semel_client::retry::Circuit;
 use semel_pipeline::delivery::DeliveryState;
-use semel_pipeline::ledger::{TargetPause, Totals};
+use semel_pipeline::ledger::{self, TargetPause, Totals};
 use semel_pipeline::letter::Status;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -16,6 +16,7 @@ use super::answer::{Answer, Refusal};
 use super::api::{Api, Needs};
 use super::targets::PausedTarget;
 use crate::pipeline::Pipeline;
+use crate::telemetry::millis;
 
 pub(super) fn routes(api: &mut Api) {
     api.group("health", "", Needs::Token).get(
@@ -51,8 +52,11 @@ struct ServerStatus {
     in_doubt_counted_at: Option<String>,
     /// Claims held by this server.
     in_flight: u64,
-    /// Null if there is no ledger.
+    /// Null if there is no ledger, or if it does not answer.
     pipeline: Option<PipelineStatus>,
+    /// Why the ledger does not answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pipeline_why: Option<String>,
 }
 
 /// The state of events and deliveries.
@@ -79,28 +83,35 @@ async fn status(State(admin): State<Arc<Admin>>) -> Result<Answer<ServerStatus>,
         Err(why) => Some(why.clone()),
         Ok(_) => admin.metrics.store_is_full().then(|| FULL_STORE.to_owned()),
     };
-    let pipeline = match admin.pipeline.as_deref() {
-        Some(pipeline) => {
-            let (totals, pauses) = (pipeline.totals().await?, pipeline.ledger.paused_targets().await?);
-            Some(PipelineStatus::new(pipeline, &totals, &pauses))
-        }
-        None => None,
+    // A ledger that does not answer hides nothing else.
+    let (pipeline, pipeline_why) = match admin.pipeline.as_deref() {
+        Some(pipeline) => match PipelineStatus::read(pipeline).await {
+            Ok(status) => (Some(status), None),
+            Err(error) => (None, Some(error.to_string())),
+        },
+        None => (None, None),
     };
     Answer::ok(ServerStatus {
         version: env!("CARGO_PKG_VERSION"),
         ready: probed.is_ok(),
         why,
-        claim_ms: probed.ok().map(|took| took.as_secs_f64() * 1e3),
+        claim_ms: probed.ok().map(millis),
         store: admin.engine.store().to_string(),
         gateway: admin.gateway.is_some(),
         in_doubt: admin.metrics.keys_in_doubt(),
         in_doubt_counted_at: admin.metrics.in_doubt_counted().map(super::records::time),
         in_flight: u64::try_from(admin.engine.in_flight()).unwrap_or(u64::MAX),
         pipeline,
+        pipeline_why,
     })
 }
 
 impl PipelineStatus {
+    async fn read(pipeline: &Pipeline) -> Result<Self, ledger::Error> {
+        let (totals, pauses) = (pipeline.totals().await?, pipeline.ledger.paused_targets().await?);
+        Ok(Self::new(pipeline, &totals, &pauses))
+    }
+
     fn new(pipeline: &Pipeline, totals: &Totals, pauses: &[TargetPause]) -> Self {
         let of_state = |state: DeliveryState| {
             let counted = totals.deliveries.iter().filter(|(_, known, _)| *known == state);

@@ -181,6 +181,11 @@ pub(crate) struct TargetChange {
     /// Number of deliveries that became due. Only for retry.
     #[serde(skip_serializing_if = "Option::is_none")]
     retried: Option<u64>,
+    /// Why nothing is sent to the target now. Only for retry.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting: Option<String>,
+    /// True if a pause met a paused target, or a resumption one that was not paused: nothing was changed.
+    unchanged: bool,
 }
 
 /// What an operator does with a target.
@@ -255,10 +260,9 @@ pub(crate) async fn change_target(
     let reason = audit::plain(answer::reason(&asked.reason)?);
     let pipeline = admin.pipeline()?;
     let known = pipeline.registry.current().names();
-    let is_paused = |pause: &TargetPause| pause.target == name;
+    let was_paused = pipeline.ledger.paused_targets().await?.iter().any(|pause| pause.target == name);
     // A target that was removed from the configuration can still be resumed.
-    let is_known = known.contains(&name) || pipeline.ledger.paused_targets().await?.iter().any(is_paused);
-    if !is_known {
+    if !known.contains(&name) && !was_paused {
         let detail = match known.as_slice() {
             [] => format!("there is no target {name:?}: the config has no [[target]]"),
             known => format!("there is no target {name:?}; there are {}", known.join(", ")),
@@ -282,8 +286,14 @@ pub(crate) async fn change_target(
             retried = Some(retry_waiting(pipeline, &name).await?);
         }
     }
+    let unchanged = match action {
+        TargetAction::Pause => was_paused,
+        TargetAction::Resume => !was_paused,
+        TargetAction::Retry => false,
+    };
     let pauses = pipeline.ledger.paused_targets().await?;
     let paused = pauses.iter().find(|pause| pause.target == name).map(PauseDetails::new);
+    let waiting = retried.and_then(|_| why_waiting(pipeline, &pauses, &name));
     admin.metrics.deliveries().set_pauses(pauses);
     tracing::info!(
         target: "semel::audit", audit = true,
@@ -292,10 +302,10 @@ pub(crate) async fn change_target(
         "target" = name,
         reason,
         retried,
-        outcome = "done",
+        outcome = if unchanged { "unchanged" } else { "done" },
         "target changed by an operator"
     );
-    Ok(TargetChange { name, action: action.name(), paused, retried })
+    Ok(TargetChange { name, action: action.name(), paused, retried, waiting, unchanged })
 }
 
 /// Makes all deliveries due that wait for a retry, page by page. Answers how many.

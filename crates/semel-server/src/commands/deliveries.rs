@@ -11,6 +11,7 @@ use super::listing::Paging;
 use super::remote::{QueryString, cell, encode, get, members, print};
 use super::screen::{moment, readable, write_line};
 use super::table::table;
+use super::targets::warn_if_unknown;
 use crate::cli::Remote;
 use crate::client::AdminClient;
 
@@ -66,6 +67,7 @@ fn states() -> PossibleValuesParser {
 pub(crate) async fn run(command: DeliveriesCommand) -> anyhow::Result<()> {
     match command {
         DeliveriesCommand::List { event_id, target, tenant, state, paging, remote } => {
+            warn_if_unknown(&remote, target.as_deref()).await?;
             let mut query = QueryString::default();
             query.add("event_id", event_id.as_deref());
             query.add("target", target.as_deref());

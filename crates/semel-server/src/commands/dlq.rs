@@ -10,6 +10,7 @@ use super::listing::{Pages, Paging, Watch};
 use super::remote::{QueryString, cell, encode, get, members, print, read_payload, send, totals};
 use super::screen::{confirm, moment, printable, write_line};
 use super::table::table;
+use super::targets::warn_if_unknown;
 use crate::admin::dead_letters::{ChangeRequest, EditRequest};
 use crate::cli::Remote;
 use crate::client::{AdminClient, Request};
@@ -134,6 +135,7 @@ pub(crate) async fn run(command: DlqCommand) -> anyhow::Result<()> {
     match command {
         DlqCommand::List { mut filter, paging, remote } => {
             filter.status.get_or_insert_with(|| PENDING.to_owned());
+            warn_if_unknown(&remote, filter.target.as_deref()).await?;
             let row = |item: &Value| {
                 let [id, status, target, cause, event_type, attempts, error] =
                     ["id", "status", "target", "cause", "type", "attempts_made", "error"]
@@ -163,12 +165,18 @@ pub(crate) async fn run(command: DlqCommand) -> anyhow::Result<()> {
                 return print(&made);
             }
             let copy = cell(&made, "id");
-            write_line(&format!("{copy}: an edited copy of {id}; `semel replay --dlq --id {copy}` sends it"))
+            write_line(&format!(
+                "{copy}: an edited copy of {id}; `semel replay --dlq --id {copy}` sends it"
+            ))?;
+            write_line(&format!(
+                "{id} stays as it was: if it is pending, a replay of all failures sends both, unless `semel dlq discard {id}` removes it"
+            ))
         }
         DlqCommand::Discard { id: Some(id), reason, remote, .. } => {
             change(&remote, &id, "discard", reason).await
         }
         DlqCommand::Discard { id: None, target, tenant, signature, reason, yes, remote } => {
+            warn_if_unknown(&remote, target.as_deref()).await?;
             let filter = DlqFilter { status: Some(PENDING.to_owned()), target, tenant, signature };
             discard_all(&remote, &filter, &reason, yes).await
         }
@@ -231,7 +239,14 @@ async fn discard_all(remote: &Remote, filter: &DlqFilter, reason: &str, yes: boo
     if remote.json {
         print(&json!({ "discarded": discarded, "refused": refused }))?;
     } else {
-        write_line(&format!("{discarded} discarded; `semel dlq list --status discarded` shows them"))?;
+        match count {
+            None => write_line("no pending dead letter matches; nothing was discarded")?,
+            Some(_) => {
+                write_line(&format!(
+                    "{discarded} discarded; `semel dlq list --status discarded` shows them"
+                ))?;
+            }
+        }
         for one in &refused {
             eprintln!("{} was not discarded: {}", cell(one, "id"), printable(&cell(one, "error")));
         }

@@ -159,7 +159,14 @@ pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
             if remote.json {
                 return print(&found);
             }
-            list(found["items"].as_array().map_or(&[], Vec::as_slice))
+            let found = found["items"].as_array().map_or(&[][..], Vec::as_slice);
+            list(found)?;
+            if found.is_empty() {
+                eprintln!(
+                    "a key belongs to the credential that it came with: give the client's own header with --header"
+                );
+            }
+            Ok(())
         }
         KeysCommand::Show { id, remote } => {
             let shown = get(&AdminClient::of(&remote)?, &format!("/v1/keys/{}", encode(&id))).await?;

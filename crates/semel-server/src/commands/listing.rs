@@ -29,7 +29,7 @@ pub(crate) struct Watch {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Paging {
     /// Maximum number of lines
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    #[arg(long, value_name = "N", default_value = "100", value_parser = at_least_one)]
     pub(crate) limit: usize,
     /// Continue an earlier list
     #[arg(long)]
@@ -58,6 +58,10 @@ enum NextPage {
     First,
     After(String),
     None,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|limit| *limit > 0).ok_or_else(|| "expected a number, at least 1".to_owned())
 }
 
 impl Watch {

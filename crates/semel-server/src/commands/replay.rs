@@ -11,12 +11,14 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::listing::{Pages, Watch};
 use super::remote::{QueryString, cell, encode, get, print, send};
-use super::screen::{moment, write_line};
+use super::screen::{moment, time_since, write_line};
 use super::table::table;
 use crate::admin::replays::{OrderRequest, ReplayRequest};
 use crate::cli::Remote;
 use crate::client::AdminClient;
+use crate::config::parse_duration;
 use crate::interrupted::Interrupted;
+use crate::misused::Misused;
 
 /// Choose the dead letters: --status failed, --dlq --id, --event-id; or a job: --job, --list.
 #[derive(Clone, Debug, Args)]
@@ -25,8 +27,8 @@ pub(crate) struct ReplayArgs {
     /// All deliveries that ended in dlq or blocked
     #[arg(long, value_name = "S", value_parser = ["failed"])]
     pub(crate) status: Option<String>,
-    /// Only dead letters written in this time, such as 24h
-    #[arg(long, value_name = "DURATION", requires = "status")]
+    /// Only dead letters written in this time or since this day or time (UTC): 24h, yesterday, 2026-11-18
+    #[arg(long, value_name = "TIME", requires = "status")]
     pub(crate) since: Option<String>,
     /// Maximum number, oldest first [default: 100]
     #[arg(long, value_name = "N", requires = "status")]
@@ -127,7 +129,7 @@ pub(crate) async fn run(args: &ReplayArgs) -> anyhow::Result<()> {
             follow(args, &client, asked).await
         };
     }
-    let job = send(&client, Method::POST, "/v1/replays", &request(args)).await?;
+    let job = send(&client, Method::POST, "/v1/replays", &request(args)?).await?;
     if args.dry_run {
         return plan(remote, &job);
     }
@@ -160,11 +162,26 @@ async fn list(client: &AdminClient, args: &ReplayArgs) -> anyhow::Result<()> {
     Watch { watch: args.watch }.show(&args.remote, fetch, |listed| listed.show(&args.remote, show)).await
 }
 
-fn request(args: &ReplayArgs) -> ReplayRequest {
-    ReplayRequest {
+/// The time since a day or moment (`2026-11-18`, `2026-11-18T03:00:00Z`, `yesterday`, `today`), as a duration; durations stay.
+fn since(text: &str) -> anyhow::Result<String> {
+    if parse_duration(text).is_some() {
+        return Ok(text.to_owned());
+    }
+    match time_since(text).filter(|age| *age >= Duration::from_secs(1)) {
+        Some(age) => Ok(format!("{}s", age.as_secs())),
+        None => Err(Misused::new(format!(
+            "--since: expected a duration such as 24h, or a past day or time in UTC such as yesterday, 2026-11-18 or \
+             2026-11-18T03:00:00Z, found {text:?}"
+        ))
+        .into()),
+    }
+}
+
+fn request(args: &ReplayArgs) -> anyhow::Result<ReplayRequest> {
+    Ok(ReplayRequest {
         status: args.status.clone(),
         limit: args.limit,
-        since: args.since.clone(),
+        since: args.since.as_deref().map(since).transpose()?,
         tenant: args.tenant.clone(),
         signature: args.signature.clone(),
         ids: (!args.id.is_empty()).then(|| args.id.clone()),
@@ -177,7 +194,7 @@ fn request(args: &ReplayArgs) -> ReplayRequest {
         concurrency: args.concurrency,
         pause_above: None,
         dry_run: args.dry_run,
-    }
+    })
 }
 
 fn plan(remote: &Remote, plan: &Value) -> anyhow::Result<()> {
@@ -217,7 +234,7 @@ fn line(job: &Value) -> String {
     for (name, words) in [
         ("failed_again", "failed again"),
         ("skipped_completed", "already done"),
-        ("skipped_inflight", "already in progress"),
+        ("skipped_inflight", "not replayed: in progress, discarded or under replay by another job"),
         ("cancelled", "cancelled"),
         ("released", "in progress"),
         ("pending", "pending"),
@@ -239,7 +256,10 @@ async fn follow(args: &ReplayArgs, client: &AdminClient, mut job: Value) -> anyh
     let path = format!("/v1/replays/{}", encode(&id));
     // Before the id is printed: from then on a person can interrupt.
     let mut interrupt = signal(SignalKind::interrupt())?;
-    eprintln!("{id}: {} to replay", cell(&job["counts"], "total"));
+    match job["counts"]["total"].as_u64() {
+        Some(0) => eprintln!("{id}: nothing to replay"),
+        _ => eprintln!("{id}: {} to replay", cell(&job["counts"], "total")),
+    }
     let (mut gone, mut told) = (0, String::new());
     while job["state"] == "running" {
         let waiting = cell(&job, "waiting");
@@ -278,11 +298,14 @@ async fn follow(args: &ReplayArgs, client: &AdminClient, mut job: Value) -> anyh
         eprint!("\r\x1b[K");
     }
     print_job(remote, &job)?;
-    let failed = job["counts"]["failed_again"].as_u64().unwrap_or(0);
-    if failed > 0 && !remote.json {
+    let [failed, refused] =
+        ["failed_again", "skipped_inflight"].map(|name| job["counts"][name].as_u64().unwrap_or(0));
+    if failed + refused > 0 && !remote.json {
         failures(client, &cell(&job, "id")).await?;
     }
     match job["state"].as_str() {
+        // A person who names a dead letter wants this one.
+        Some("done") if failed == 0 && args.dlq && refused > 0 => bail!("{refused} were not replayed"),
         Some("done") if failed == 0 => Ok(()),
         Some("done") => bail!("{failed} failed again; `semel dlq groups` shows why"),
         Some("paused") => {
@@ -292,11 +315,12 @@ async fn follow(args: &ReplayArgs, client: &AdminClient, mut job: Value) -> anyh
     }
 }
 
-/// The first items that failed again.
+/// The first items that failed again, or could not be replayed.
 async fn failures(client: &AdminClient, job: &str) -> anyhow::Result<()> {
     let path = format!("/v1/replays/{}/items", encode(job));
     let listed = Pages::new(client, path, QueryString::default()).collect(10_000).await?;
-    let failed = listed.items.iter().filter(|item| item["result"] == "failed_again").take(10);
+    let is_shown = |item: &&Value| item["result"] == "failed_again" || item["result"] == "skipped_inflight";
+    let failed = listed.items.iter().filter(is_shown).take(10);
     let rows: Vec<[String; 3]> =
         failed.map(|item| ["dlq_id", "target", "error"].map(|name| cell(item, name))).collect();
     table(["DEAD LETTER", "TARGET", "ERROR"], &rows)

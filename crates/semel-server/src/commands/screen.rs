@@ -134,11 +134,30 @@ pub(crate) fn left(moment: &str) -> Duration {
     seconds_of(moment).map_or(Duration::ZERO, |then| then.saturating_sub(now))
 }
 
+/// The time since a day or moment in UTC: `today`, `yesterday`, `2026-11-18`, `2026-11-18T03:00:00Z`. `None` for another text, or a
+/// moment to come.
+pub(crate) fn time_since(text: &str) -> Option<Duration> {
+    const DAY: u64 = 86_400;
+    let now = Duration::from_micros(SystemClock.now().as_micros());
+    let today = Duration::from_secs(now.as_secs() / DAY * DAY);
+    let then = match text {
+        "today" => today,
+        "yesterday" => today.checked_sub(Duration::from_secs(DAY))?,
+        day if day.len() == 10 => seconds_of(&format!("{day}T00:00:00Z"))?,
+        moment if moment.ends_with('Z') => seconds_of(moment)?,
+        _ => return None,
+    };
+    now.checked_sub(then)
+}
+
 /// The time since 1970 of `2026-11-16T21:30:12.345Z`.
 fn seconds_of(moment: &str) -> Option<Duration> {
     let number = |range: std::ops::Range<usize>| moment.get(range)?.parse::<u64>().ok();
     let (year, month, day) = (number(0..4)?, number(5..7)?, number(8..10)?);
     let (hour, minute, second) = (number(11..13)?, number(14..16)?, number(17..19)?);
+    if !(1..=12).contains(&month) || !(1..=31).contains(&day) || hour > 23 || minute > 59 || second > 60 {
+        return None;
+    }
     // Hinnant's days_from_civil, for years that are not negative.
     let year = if month <= 2 { year.checked_sub(1)? } else { year };
     let of_year = (153 * (if month > 2 { month - 3 } else { month + 9 }) + 2) / 5 + day.checked_sub(1)?;
@@ -202,6 +221,14 @@ mod tests {
         assert_eq!(seconds_of("2026-11-18T11:06:40.123Z"), Some(Duration::from_secs(1_795_000_000)));
         assert_eq!(seconds_of("2000-02-29T00:00:00.000Z"), Some(Duration::from_secs(951_782_400)));
         assert_eq!(age("soon"), "");
+        for moment in ["1970-01-02", "1970-01-01T00:00:00Z", "today", "yesterday"] {
+            assert!(time_since(moment).is_some(), "{moment}");
+        }
+        let since = ["yesterday", "today"].map(|day| time_since(day).unwrap().as_secs());
+        assert_eq!(since[0] - since[1], 86_400);
+        for wrong in ["2999-01-01", "2026-13-01", "18.11.2026", "soon", "2026-11-18T03:00"] {
+            assert_eq!(time_since(wrong), None, "{wrong}");
+        }
         assert_eq!(moment("2026-11-18T11:06:40.123456Z"), "2026-11-18T11:06:40Z");
         assert_eq!(moment("soon"), "soon");
     }

@@ -81,7 +81,10 @@ fn lines(status: &Value) -> Vec<(&'static str, String, &'static str)> {
     add("in progress", "", cell(status, "in_flight"));
     let pipeline = &status["pipeline"];
     if pipeline.is_null() {
-        add("deliveries", "", "no ledger".to_owned());
+        match status["pipeline_why"].as_str() {
+            Some(why) => add("deliveries", "down", format!("the ledger does not answer: {why}")),
+            None => add("deliveries", "", "no ledger".to_owned()),
+        }
         return lines;
     }
     let oldest = pipeline["oldest_due_seconds"].as_f64().filter(|age| *age >= 1.0);

@@ -163,7 +163,11 @@ async fn import(file: &Path, to: &str, json: bool) -> anyhow::Result<()> {
 }
 
 async fn reopen(store: &str, yes: bool, json: bool) -> anyhow::Result<()> {
-    let store = StorePlace::read(store)?.open().await?;
+    let place = StorePlace::read(store)?;
+    if let Some(folder) = place.folder().filter(|folder| !folder.exists()) {
+        return Err(Misused::new(format!("there is no embedded store in {}", folder.display())).into());
+    }
+    let store = place.open().await?;
     let (name, state) = (store.address(), store.state().await?);
     let print = |moved_to: Option<&str>| match (json, moved_to) {
         (true, _) => write_line(&json!({ "store": name, "open": true, "moved_to": moved_to }).to_string()),

@@ -23,8 +23,8 @@ enum Layout {
     Records,
 }
 
-/// Prints rows below their titles. Cells are cut where the terminal is too narrow, but never in the first column: it holds the id to
-/// copy. Columns without content are left out.
+/// Prints rows below their titles. Cells are cut where the terminal is too narrow, but neither in the first column nor ids and times,
+/// which people copy. Columns without content are left out.
 pub(crate) fn table<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> anyhow::Result<()> {
     print(&titles, rows, Overflow::Cut)
 }
@@ -84,12 +84,18 @@ impl<'a> Table<'a> {
             cells.chain([length(self.titles[column])]).max().unwrap_or(0)
         };
         let mut widths: Vec<usize> = (0..self.titles.len()).map(widest).collect();
+        let is_whole = |column: &usize| *column == 0 || self.rows.iter().any(|row| is_id(row[*column]));
+        let whole: Vec<usize> = (0..widths.len()).filter(is_whole).collect();
         let Some(limit) = width else { return Layout::Columns(widths) };
         let gaps = GAP.len() * widths.len().saturating_sub(1);
         while widths.iter().sum::<usize>() + gaps > limit {
             let last = widths.len() - 1;
             let widest = match overflow {
-                Overflow::Cut => widths.iter_mut().skip(1).max().filter(|width| **width > NARROWEST),
+                Overflow::Cut => {
+                    let cuttable =
+                        widths.iter_mut().enumerate().filter(|(column, _)| !whole.contains(column));
+                    cuttable.map(|(_, width)| width).max().filter(|width| **width > NARROWEST)
+                }
                 Overflow::Wrap => widths.get_mut(last).filter(|width| last > 0 && **width > NARROWEST_TEXT),
             };
             let Some(widest) = widest else { return Layout::Records };
@@ -160,6 +166,13 @@ fn field_lines(fields: &[(&str, &str, &str)], width: usize, coloured: bool) -> V
         }
     }
     lines
+}
+
+/// True for an id or a time: one long word with digits, and no path.
+fn is_id(cell: &str) -> bool {
+    const SHORTEST: usize = 20;
+    let is_one_word = |cell: &str| !cell.contains([' ', '/', ',']);
+    cell.len() >= SHORTEST && is_one_word(cell) && cell.bytes().filter(u8::is_ascii_digit).count() > 3
 }
 
 fn length(text: &str) -> usize {

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use http::Method;
 use serde_json::Value;
 
-use super::remote::{cell, encode, print, send, totals};
+use super::remote::{cell, encode, get, print, send, totals};
 use super::screen::{age, readable, write_line};
 use super::status::{StatusArgs, watch};
 use super::table::table;
@@ -69,9 +69,19 @@ async fn change(args: ChangeArgs, action: &str) -> anyhow::Result<()> {
         paused if paused.is_empty() => "active".to_owned(),
         paused => format!("paused {paused}"),
     };
+    if done["unchanged"] == true {
+        eprintln!(
+            "nothing was changed: {name} was {} already",
+            if action == "pause" { "paused" } else { "active" }
+        );
+    }
     match done["retried"].as_u64() {
-        Some(retried) => write_line(&format!("{name}: {paused}; {retried} deliveries are due now")),
-        None => write_line(&format!("{name}: {paused}")),
+        Some(retried) => write_line(&format!("{name}: {paused}; {retried} deliveries became due"))?,
+        None => write_line(&format!("{name}: {paused}"))?,
+    }
+    match done["waiting"].as_str() {
+        Some(why) => write_line(&format!("nothing is sent now: {why}")),
+        None => Ok(()),
     }
 }
 
@@ -99,6 +109,18 @@ async fn list(args: &StatusArgs) -> anyhow::Result<()> {
     .await
 }
 
+/// Says on standard error that no target has this name: the list of what belongs to it is empty, or that of a removed target.
+pub(super) async fn warn_if_unknown(remote: &Remote, target: Option<&str>) -> anyhow::Result<()> {
+    let Some(target) = target else { return Ok(()) };
+    let known = get(&AdminClient::of(remote)?, "/v1/targets").await?;
+    let names: Vec<String> =
+        known["items"].as_array().into_iter().flatten().map(|item| cell(item, "name")).collect();
+    if !names.iter().any(|name| name == target) {
+        eprintln!("there is no target {target:?} in the configuration; there are {}", names.join(", "));
+    }
+    Ok(())
+}
+
 /// Who paused a target, when and why; empty if it is not paused.
 pub(crate) fn paused(pause: &Value) -> String {
     if !pause.is_object() {
@@ -112,6 +134,8 @@ fn row(item: &Value) -> [String; 9] {
     let calls = item["calls"].as_u64().unwrap_or(0);
     let succeeded = item["success_rate"].as_f64().map(|rate| format!("{:.0}% of {calls}", rate * 100.0));
     let seconds = |name: &str| item[name].as_f64().map(Duration::from_secs_f64);
+    // Nothing is sent before the breaker allows it.
+    let due = seconds("next_due_seconds").max(seconds("next_due_seconds").and(seconds("open_seconds")));
     let within = |time: Duration| match time {
         time if time < Duration::from_secs(1) => "now".to_owned(),
         time => format!("in {}", readable(time)),
@@ -125,7 +149,7 @@ fn row(item: &Value) -> [String; 9] {
         succeeded.unwrap_or_default(),
         totals(&item["backlog"]),
         seconds("oldest_due_seconds").map(for_long).unwrap_or_default(),
-        seconds("next_due_seconds").map(within).unwrap_or_default(),
+        due.map(within).unwrap_or_default(),
         cell(item, "events"),
     ]
 }

@@ -10,6 +10,8 @@ use semel_http::Situation;
 use semel_http::observe::{AnswerObserver, AnswerOutcome, Exchange};
 use tokio::time::Instant;
 
+use crate::telemetry::millis;
+
 /// Maximum number of refusals logged per second. A flood of them must not fill the disk.
 const REFUSALS_PER_SECOND: u32 = 20;
 
@@ -60,7 +62,7 @@ impl AnswerObserver for AccessLog {
         let operation = exchange.route.and_then(|route| self.patterns.get(route)).map_or("*", String::as_str);
         let outcome = exchange.outcome.name();
         let http_status = exchange.status.as_u16();
-        let latency_ms = exchange.took.as_secs_f64() * 1e3;
+        let latency_ms = millis(exchange.took);
         let key = exchange.key.map(tracing::field::display);
         macro_rules! say {
             ($level:ident) => {

@@ -245,6 +245,37 @@ fn a_gateway_that_is_taken_for_an_admin_address_is_named() {
     assert_eq!(upstream.total(), 0);
 }
 
+// A port may belong to any other service, which must see neither the token nor a change.
+#[test]
+fn a_server_that_is_no_semel_gets_neither_a_token_nor_a_change() {
+    let other = crate::kit::Sink::start();
+    let address = other.url().trim_end_matches("/hook").to_owned();
+    let commands = [
+        "targets pause crm --reason r",
+        "events publish --type a --dedupe-key k --payload {}",
+        "keys settle 00000000000000000000000000000000 --run --reason r",
+        "runs trigger crm",
+        "replay --status failed",
+        "status",
+        "health",
+    ];
+    for command in commands {
+        let args: Vec<&str> = command.split(' ').collect();
+        let output = run(&[&args[..], &["--admin", &address, "--token", "topsecret"]].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{command}: {said}");
+        assert!(said.contains("is not the admin address of a `semel serve`"), "{command}: {said}");
+    }
+    let seen = other.seen();
+    assert_eq!(seen.len(), commands.len(), "one request each");
+    for request in seen {
+        assert_eq!(
+            (request.path.as_str(), request.header("authorization")),
+            ("/.well-known/idempotency", "")
+        );
+    }
+}
+
 // `| head` closes the pipe: no message, and the code that shells know.
 #[test]
 fn a_closed_pipe_ends_a_command_silently() {

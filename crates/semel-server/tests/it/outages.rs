@@ -227,6 +227,29 @@ fn buffer_killed() {
     stage.play(&semel, &redis.url(), || redis.kill(), || redis.restart().unwrap());
 }
 
+// The first command of an operator must not fail with what it is asked about.
+#[test]
+fn status_tells_of_a_ledger_that_is_unavailable() {
+    let (server, folder) = (postgres(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("semel.toml");
+    let text = format!(
+        "[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n[ledger]\nurl = \"{}\"\n",
+        server.url()
+    );
+    std::fs::write(&file, text).unwrap();
+    let semel = Semel::with_config(&file, &[]);
+    server.kill();
+    let down = wait::for_some("the status names the ledger", PATIENCE, || {
+        let status = semel.admin().get("/v1/status").expect(200);
+        Ok(status["pipeline_why"].is_string().then_some(status))
+    });
+    let down = down.unwrap();
+    assert_eq!((&down["ready"], down["pipeline"].is_null()), (&serde_json::json!(true), true), "{down}");
+    let shown = crate::kit::run(&["status", "--admin", semel.admin_url()]);
+    let text = String::from_utf8_lossy(&shown.stdout);
+    assert!(shown.status.success() && text.contains("the ledger does not answer: "), "{text}");
+}
+
 fn postgres() -> Postgres {
     Postgres::start().unwrap()
 }

@@ -177,7 +177,7 @@ impl Event<'_> {
     fn duration_ms(&self) -> Option<f64> {
         match self {
             Self::Waited { waited: length } | Self::Completed { took: length } => {
-                Some(length.as_secs_f64() * 1e3)
+                Some(length.as_micros() as f64 / 1e3)
             }
             _ => None,
         }

@@ -92,7 +92,8 @@ fn rows_read(plan: &[String]) -> u64 {
         if let Some(rows) = number_after(line, "actual rows=") {
             loops = number_after(line, "loops=").unwrap_or(1.0);
             // What a part drops of the rows of another part was counted there.
-            of_table = line.contains(" Scan ") && !line.contains("Subquery Scan") && !line.contains("CTE Scan");
+            of_table =
+                line.contains(" Scan ") && !line.contains("Subquery Scan") && !line.contains("CTE Scan");
             sum += if of_table { rows * loops } else { 0.0 };
         }
         if of_table && let Some(removed) = number_after(line, "Rows Removed by Filter: ") {

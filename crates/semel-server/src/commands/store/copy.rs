@@ -33,6 +33,9 @@ pub(super) async fn copy(args: CopyArgs) -> anyhow::Result<()> {
         // Without a terminal nobody can be asked.
         if ask_while_following(&mut transfer, &old, args.every).await?.is_err() {
             announce("not moved: run the same command with --switch to move");
+            if args.json {
+                return write_line(&json!({ "from": name, "to": address, "moved": false }).to_string());
+            }
             return Ok(());
         }
     }
@@ -96,7 +99,7 @@ pub(super) fn print_result(result: &Transferred, from: &str, to: &str, json: boo
     let Transferred { records, marks, in_progress, in_doubt, .. } = result;
     if json {
         let result = json!({
-            "from": from, "to": to, "records": records, "marks": marks, "in_progress": in_progress, "in_doubt": in_doubt,
+            "from": from, "to": to, "moved": true, "records": records, "marks": marks, "in_progress": in_progress, "in_doubt": in_doubt,
         });
         return write_line(&result.to_string());
     }

@@ -92,7 +92,16 @@ fn many_dead_letters_are_discarded_after_they_were_counted() {
     assert!(done && said.contains("4 discarded"), "{said}");
     assert_eq!((pending("one"), pending("other")), (0, 4));
     let (done, said, _) = run(&semel, &[&discard[..], &["--yes"]].concat());
-    assert!(done && said.contains("0 discarded"), "{said}");
+    assert!(done && said.contains("no pending dead letter matches"), "{said}");
+    let (done, _, said) = run(&semel, &["dlq", "discard", "--target", "onr", "--reason", "r", "--yes"]);
+    assert!(
+        done && said.contains("there is no target \"onr\" in the configuration; there are one, other"),
+        "{said}"
+    );
+    let (done, said, why) = run(&semel, &["deliveries", "list", "--target", "onr"]);
+    assert!(done && !said.contains("dlv_") && why.contains("there is no target \"onr\""), "{said} {why}");
+    let (done, _, said) = run(&semel, &["deliveries", "list", "--limit", "0"]);
+    assert!(!done && said.contains("at least 1"), "{said}");
     let (done, _, said) = run(&semel, &["dlq", "discard", "--reason", "everything"]);
     assert!(!done && said.contains("--target"), "a filter is required: {said}");
 }

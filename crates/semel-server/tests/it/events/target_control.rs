@@ -162,8 +162,30 @@ fn waiting_deliveries_are_retried_now() {
     wait::until("both wait for their next round", PATIENCE, waits).unwrap();
     sink.answer_with(200);
     let said = command(&semel, &["targets", "retry", "crm", "--reason", "it is back"]);
-    assert_eq!(said.trim(), "crm: active; 2 deliveries are due now");
+    assert_eq!(said.trim(), "crm: active; 2 deliveries became due");
     wait::until("both are delivered", PATIENCE, || count(&admin, "done") == 2).unwrap();
+}
+
+// The reason of a second pause is not stored: the command says so, and the audit log has one pause.
+#[test]
+fn a_second_pause_changes_nothing_and_says_so() {
+    let sink = Sink::start();
+    let bench = Bench::new(&target("crm", &sink, ""));
+    let semel = bench.start();
+    let pause = |reason: &str| {
+        let args = ["targets", "pause", "crm", "--admin", semel.admin_url(), "--reason", reason];
+        let output = crate::kit::run(&args);
+        assert!(output.status.success(), "{output:?}");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (text(&output.stdout), text(&output.stderr))
+    };
+    let (said, why) = pause("it migrates");
+    assert!(said.ends_with("ago: it migrates\n") && why.is_empty(), "{said} {why}");
+    let (said, why) = pause("another reason");
+    assert!(said.ends_with("ago: it migrates\n"), "{said}");
+    assert_eq!(why.trim(), "nothing was changed: crm was paused already");
+    let audit = semel.admin().get("/v1/audit").expect(200);
+    assert_eq!(audit["items"].as_array().unwrap().len(), 1, "{audit}");
 }
 
 #[test]

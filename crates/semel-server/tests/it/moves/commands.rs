@@ -83,6 +83,7 @@ fn the_old_store_can_be_opened_again() {
     works(&["store", "copy", &old, &new, "--switch"]);
     fails(&["serve", "--store", &old, "--admin", "127.0.0.1:0"], "semel store reopen");
     fails(&["store", "reopen", &old], "add --yes");
+    fails(&["store", "reopen", &format!("{old}-of-nobody")], "there is no embedded store in");
     works(&["store", "reopen", &old, "--yes"]);
     assert!(works(&["store", "reopen", &old]).contains("is open"));
     is_known(&old, &upstream, "order-1");

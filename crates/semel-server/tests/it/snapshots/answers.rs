@@ -35,7 +35,7 @@ fn respond(mut stream: &TcpStream, answer: fn(&str) -> (u16, Value)) -> Option<(
     let (status, body) = answer(&request);
     let body = body.to_string();
     let head = format!(
-        "HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        "HTTP/1.1 {status} x\r\nsemel-address: admin\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all(format!("{head}{body}").as_bytes()).ok()
@@ -48,6 +48,7 @@ fn a_bulk_discard_goes_on_after_a_refusal() {
     let url = serve(|request| match request {
         "POST /v1/dead-letters/dlq_2/discard" => (409, json!({ "detail": "dlq_2 is replaying" })),
         request if request.starts_with("POST /v1/dead-letters/") => (200, json!({ "id": "x" })),
+        "GET /v1/targets" => (200, json!({ "items": [{ "name": "crm" }], "next": null })),
         request if request.contains("/groups") => {
             (200, json!({ "items": [{ "count": 3 }], "partial": false }))
         }

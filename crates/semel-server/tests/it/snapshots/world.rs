@@ -237,7 +237,7 @@ impl HangingServer {
                         }
                         is_first_line = line == "\r\n";
                         if line == "\r\n" && is_known {
-                            let answer = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
+                            let answer = b"HTTP/1.1 404 Not Found\r\nsemel-address: admin\r\ncontent-length: 0\r\n\r\n";
                             let _ = (&mut &stream).write_all(answer);
                         } else if line == "\r\n" {
                             asked.fetch_add(1, Ordering::SeqCst);
