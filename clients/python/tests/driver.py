@@ -37,8 +37,14 @@ class EffectError(Exception):
     pass
 
 
+saying = threading.Lock()
+
+
 def say(call: str, event: str, **more: Any) -> None:
-    print(json.dumps({"call": call, "event": event, **more}), flush=True)
+    # print() writes the end of the line by itself: lines of two threads could mix.
+    with saying:
+        sys.stdout.write(json.dumps({"call": call, "event": event, **more}) + "\n")
+        sys.stdout.flush()
 
 
 class Call:
