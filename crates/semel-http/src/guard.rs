@@ -324,6 +324,7 @@ impl Inner {
         }
         if let Some(id) = used {
             answer.0.extensions_mut().insert(KeyUsed(id));
+            answer.0.extensions_mut().insert(answer.1);
         }
         if let (Some(trace), AnswerOutcome::Ran | AnswerOutcome::Replayed) = (trace, answer.1) {
             self.recent.note(trace);

@@ -3,6 +3,7 @@
 //! No value comes from a caller: keys, paths and tenants cannot become labels.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use semel::key::{Hint, KeyId};
 
 use crate::problem::Situation;
 
-/// How a request was answered.
+/// How a request was answered. In the extensions of answers that have [`KeyUsed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AnswerOutcome {
@@ -91,6 +92,10 @@ fn name(index: usize) -> &'static str {
 /// In the extensions of answers to guarded requests with an `X-Request-Id`: the id of their key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyUsed(pub KeyId);
+
+/// In the extensions of answers to calls whose result is unknown because the upstream did not answer: what went wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallFailure(pub Arc<str>);
 
 /// One answered request.
 #[derive(Clone, Debug)]

@@ -14,10 +14,11 @@ use anyhow::Context as _;
 use http::{HeaderMap, HeaderValue, Request, Response, header};
 use parking_lot::RwLock;
 use semel::Engine;
+use semel::time::{Clock as _, SystemClock, Timestamp};
 use semel_http::call::{CallError, CallFate, ServiceCaller};
 use semel_http::capacity::Capacity;
 use semel_http::edge::{self, DisconnectPolicy, EdgeOptions, PlainRequest, Shortcut, Taken, Tls};
-use semel_http::observe::{AnswerCounters, KeyUsed};
+use semel_http::observe::{AnswerCounters, AnswerOutcome, CallFailure, KeyUsed};
 use semel_http::problem::Problem;
 use semel_http::proxy::Proxy;
 use semel_http::{Body, Guard, Situation};
@@ -25,7 +26,7 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use self::log::AccessLog;
-pub(crate) use self::requests::{AnsweredRequest, Requests};
+pub(crate) use self::requests::{AnsweredRequest, EffectRun, Requests};
 use self::story::{REQUEST_ID, RequestIds};
 pub(crate) use self::story::{is_request_id, new_request_id};
 use crate::config;
@@ -227,6 +228,7 @@ impl Service<Request<edge::RequestBody>> for Front {
         }
         let span = ids.span();
         let requests = Arc::clone(&self.requests);
+        let arrived = SystemClock.now();
         let answer = async move {
             let name = ids.is_traced().then(|| {
                 let pattern = live.guard.policy(request.method(), request.uri().path()).pattern().to_string();
@@ -235,8 +237,9 @@ impl Service<Request<edge::RequestBody>> for Front {
             let mut answer = live.answer(request, &ids).await;
             let own = ids.name(answer.headers_mut());
             if let Some(KeyUsed(key)) = answer.extensions().get() {
-                let (outcome, status) = (story::outcome(&answer), answer.status().as_u16());
-                requests.note(ids.request_id().as_bytes(), *key, outcome, status);
+                let ended = (story::outcome(&answer), answer.status().as_u16());
+                let run = effect_run(&answer, arrived);
+                requests.note(ids.request_id().as_bytes(), *key, ended, run);
                 // The client reads this one.
                 own.iter().for_each(|own| requests.note_alias(own.as_bytes(), *key));
             }
@@ -260,7 +263,7 @@ impl Shortcut for Front {
         let made = if given.is_none() { story::new_request_id() } else { String::new() };
         let id = given.unwrap_or(made.as_bytes());
         let status = story::status_of(&answer[start..]);
-        self.requests.note(id, key, "replayed", status);
+        self.requests.note(id, key, ("replayed", status), None);
         match story::request_id_of(&answer[start..]) {
             // The upstream's own, stored with its answer: the client reads this one.
             Some(own) => self.requests.note_alias(own, key),
@@ -274,6 +277,22 @@ impl std::fmt::Debug for Front {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Front").field(&self.live.read().guard).finish()
     }
+}
+
+/// The run of the effect that was answered with this, if there was one.
+fn effect_run(answer: &Response<Body>, arrived: Timestamp) -> Option<EffectRun> {
+    let doubt = match answer.extensions().get()? {
+        AnswerOutcome::Doubtful => Some(match answer.extensions().get() {
+            Some(CallFailure(what)) => what.as_ref().into(),
+            None => format!("the upstream answered {}", answer.status().as_u16()).into(),
+        }),
+        AnswerOutcome::Ran
+        | AnswerOutcome::Released
+        | AnswerOutcome::Tombstone
+        | AnswerOutcome::NotStored => None,
+        _ => return None,
+    };
+    Some(EffectRun { arrived, doubt })
 }
 
 /// The answer for an unguarded request that failed.

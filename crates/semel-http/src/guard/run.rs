@@ -13,7 +13,7 @@ use crate::body::Body;
 use crate::call::{CallError, CallFate};
 use crate::capacity::CallPlace;
 use crate::codec::CallForm;
-use crate::observe::AnswerOutcome;
+use crate::observe::{AnswerOutcome, CallFailure};
 use crate::policy::{RoutePolicy, StatusVerdict};
 use crate::problem::{Problem, Situation};
 use crate::stored;
@@ -196,7 +196,8 @@ impl Inner {
                 self.release_claim(policy, asked, running, own).await
             }
             CallFate::Unknown => {
-                let own = self.unknown(policy, asked, error.status());
+                let mut own = self.unknown(policy, asked, error.status());
+                own.0.extensions_mut().insert(CallFailure(error.to_string().into()));
                 self.abandon_claim(policy, asked, running, own).await
             }
         }

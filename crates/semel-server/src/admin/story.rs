@@ -12,7 +12,7 @@ use axum::extract::State;
 use schemars::JsonSchema;
 use semel::key::KeyId;
 use semel::outcome::{Outcome, OutcomeBody};
-use semel::record::State as RecordState;
+use semel::record::{Mode, Phase, State as RecordState};
 use semel::store::{Scan, Snapshot};
 use semel::time::{Clock as _, SystemClock, Timestamp};
 use semel_pipeline::delivery::{DeliveryHistory, delivery_of_request};
@@ -33,10 +33,10 @@ use super::api::{Api, Needs};
 use super::audit::read;
 use super::deliveries::{AttemptDetails, due_at, round};
 use super::events::EventDetails;
-use super::records::{KeyDetails, time};
+use super::records::{KeyDetails, phase_name, time};
 use super::runs::run_error;
 use super::targets::why_waiting;
-use crate::gateway::AnsweredRequest;
+use crate::gateway::{AnsweredRequest, EffectRun};
 use crate::pipeline::Pipeline;
 
 /// True if a request with this id claimed the key, or if the stored answer tells clients this id.
@@ -241,7 +241,7 @@ impl StoryBuilder<'_> {
     async fn key(&mut self, key: KeyId) -> Result<(), Refusal> {
         if let Some(snapshot) = self.admin.engine.store().get(key).await? {
             self.record(&snapshot, "key", "claim");
-            self.requests(key);
+            self.requests(&snapshot);
             if let Ok(pipeline) = self.admin.pipeline() {
                 self.audit(pipeline, &key.to_string()).await?;
             }
@@ -249,24 +249,55 @@ impl StoryBuilder<'_> {
         Ok(())
     }
 
-    /// The requests that came with a key, as far as this process remembers them.
-    fn requests(&mut self, key: KeyId) {
-        for request in self.admin.requests.of_key(key, REQUESTS) {
-            let AnsweredRequest { at, request_id, outcome, status } = request;
+    /// The requests that came with a key, as far as this process remembers them, and what they did with it.
+    fn requests(&mut self, snapshot: &Snapshot) {
+        let (record, id) = (&snapshot.record, snapshot.id.to_string());
+        let mut knows_doubt = false;
+        let mut last_end = None;
+        for request in self.admin.requests.of_key(snapshot.id, REQUESTS) {
+            let AnsweredRequest { at, request_id, outcome, status, run } = request;
+            if let Some(EffectRun { arrived, doubt }) = run {
+                // The record has the last claim only.
+                if at < record.claimed_at {
+                    // A request that waited for another one claimed the key when that one had ended.
+                    let claimed_at = last_end.map_or(arrived, |end| arrived.max(end));
+                    self.add_entry(claimed_at, "claim", "claimed", &id, json!({ "request_id": request_id }));
+                }
+                if let Some(error) = doubt {
+                    let is_held = record.terms.mode == Mode::Marked;
+                    let what = if is_held { phase_name(Phase::InDoubt) } else { "result unknown" };
+                    self.add_entry(
+                        at,
+                        "claim",
+                        what,
+                        &id,
+                        json!({ "request_id": request_id, "error": error }),
+                    );
+                    knows_doubt |= at >= record.claimed_at;
+                }
+                last_end = Some(at);
+            }
             let what = match outcome {
                 "replayed" => "answered from the record",
                 "not_stored" => "answered, answer not stored",
                 _ => "answered",
             };
             let more = json!({ "request_id": request_id, "http_status": status });
-            self.add_entry(at, "gateway", what, &key.to_string(), more);
+            self.add_entry(at, "gateway", what, &id, more);
+        }
+        // Of a lost process, or of one that was started again since.
+        if snapshot.phase() == Phase::InDoubt && !knows_doubt {
+            self.add_entry(record.lease_until, "claim", phase_name(Phase::InDoubt), &id, json!({}));
         }
     }
 
     fn record(&mut self, snapshot: &Snapshot, kind: &'static str, place: &'static str) {
         let id = snapshot.id.to_string();
         let (record, shown) = (&snapshot.record, KeyDetails::new(snapshot));
-        let mut more = json!({ "key": shown.key, "attempt": record.attempt, "fence": record.fence.get() });
+        // A settlement changes the fence, so the present one is that of the claim only while the claim stands.
+        let is_claim = matches!(record.state, RecordState::Claimed | RecordState::Begun);
+        let fence = is_claim.then(|| record.fence.get());
+        let mut more = json!({ "key": shown.key, "attempt": record.attempt, "fence": fence });
         if let Some(origin) = record.hint.origin() {
             more["method"] = origin.method().into();
             more["path"] = origin.path().into();
@@ -274,8 +305,20 @@ impl StoryBuilder<'_> {
             more["caller"] = origin.caller().into();
         }
         self.add_entry(record.claimed_at, place, "claimed", &id, more);
+        // The phase now can be another one than that of the change: an outcome expires.
+        let changed_to = match record.state {
+            RecordState::Done(_) | RecordState::Expired => Phase::Done,
+            RecordState::Vacant => Phase::Vacant,
+            RecordState::Bound => Phase::Bound,
+            RecordState::Claimed => Phase::Claimed,
+            RecordState::Begun => Phase::Begun,
+        };
         if record.changed_at > record.claimed_at {
-            self.add_entry(record.changed_at, place, shown.phase, &id, json!({ "outcome": shown.outcome }));
+            let more = json!({ "outcome": shown.outcome });
+            self.add_entry(record.changed_at, place, phase_name(changed_to), &id, more);
+        }
+        if snapshot.phase() == Phase::Expired {
+            self.add_entry(record.expires_at, place, phase_name(Phase::Expired), &id, json!({}));
         }
         self.found.push(StorySubject { kind, id, state: Some(shown.phase), ..StorySubject::default() });
     }

@@ -56,6 +56,7 @@ impl TimelineEntry {
             ("delivery", "attempt started") | ("claim" | "trigger", "claimed") => Tone::Run,
             ("delivery", "due") | ("buffer", _) => Tone::Wait,
             ("dead letter", "written") => Tone::Bad,
+            ("claim", "result unknown") => Tone::Warn,
             ("gateway" | "event", _) => Tone::Ok,
             ("audit", _) => Tone::Mute,
             (_, state) => Tone::of(state),

@@ -41,6 +41,17 @@ pub(crate) struct AnsweredRequest {
     /// How it was answered: `replayed`, `not_stored` or `answered`.
     pub(crate) outcome: &'static str,
     pub(crate) status: u16,
+    /// `None` if the effect did not run for this request.
+    pub(crate) run: Option<EffectRun>,
+}
+
+/// The run of an effect for a request, which held the claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EffectRun {
+    /// When the request came.
+    pub(crate) arrived: Timestamp,
+    /// Why the result is unknown.
+    pub(crate) doubt: Option<Box<str>>,
 }
 
 /// A hash, because the caller chooses the length of a request id.
@@ -54,9 +65,15 @@ fn hash(request_id: &[u8]) -> RequestHash {
 
 impl Requests {
     /// Records that a request with this id was answered under this key. A later request with the same id replaces it.
-    pub(super) fn note(&self, request_id: &[u8], key: KeyId, outcome: &'static str, status: u16) {
+    pub(super) fn note(
+        &self,
+        request_id: &[u8],
+        key: KeyId,
+        (outcome, status): (&'static str, u16),
+        run: Option<EffectRun>,
+    ) {
         let id = String::from_utf8_lossy(request_id).into();
-        let answered = AnsweredRequest { at: SystemClock.now(), request_id: id, outcome, status };
+        let answered = AnsweredRequest { at: SystemClock.now(), request_id: id, outcome, status, run };
         self.keep(KeptRequest { hash: hash(request_id), key, answered: Some(answered) });
     }
 
@@ -106,12 +123,12 @@ mod tests {
         let requests = Requests::default();
         let key = |number: usize| KeyId::from_bytes((number as u128).to_be_bytes());
         for number in 0..KEPT + 10 {
-            requests.note(format!("r-{number}").as_bytes(), key(number), "answered", 201);
+            requests.note(format!("r-{number}").as_bytes(), key(number), ("answered", 201), None);
         }
         assert_eq!(requests.key("r-9"), None);
         assert_eq!(requests.key("r-10"), Some(key(10)));
         assert_eq!(requests.key(&format!("r-{}", KEPT + 9)), Some(key(KEPT + 9)));
-        requests.note(b"r-11", key(1), "answered", 201);
+        requests.note(b"r-11", key(1), ("answered", 201), None);
         assert_eq!(requests.key("r-11"), Some(key(1)), "the last one counts");
         let kept = requests.kept.lock();
         assert_eq!((kept.keys.len(), kept.order.len()), (KEPT - 1, KEPT));
@@ -121,12 +138,12 @@ mod tests {
     fn the_requests_of_a_key_are_told_in_their_order() {
         let requests = Requests::default();
         let (key, other) = (KeyId::from_bytes([1; 16]), KeyId::from_bytes([2; 16]));
-        requests.note(b"r-1", key, "answered", 201);
+        requests.note(b"r-1", key, ("answered", 201), None);
         requests.note_alias(b"upstream-1", key);
-        requests.note(b"r-2", other, "answered", 201);
+        requests.note(b"r-2", other, ("answered", 201), None);
         // A client that repeats its own request id is counted each time.
         for _ in 0..2 {
-            requests.note(b"r-1", key, "replayed", 201);
+            requests.note(b"r-1", key, ("replayed", 201), None);
         }
         let outcomes: Vec<_> = requests.of_key(key, 10).iter().map(|request| request.outcome).collect();
         assert_eq!(outcomes, ["answered", "replayed", "replayed"]);
