@@ -20,6 +20,7 @@ mod dead_letters;
 mod diff;
 mod events;
 mod html;
+mod key_search;
 mod keys;
 mod letter_actions;
 pub(crate) mod live;
@@ -42,9 +43,13 @@ mod visitor;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::middleware;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderValue, Method, header};
+use axum::middleware::{self, Next};
+use axum::response::Response;
 use axum::routing::{get, post};
 use serde::Deserialize;
+use tower_service::Service as _;
 
 use self::live::Streams;
 use self::sample::Samples;
@@ -75,6 +80,29 @@ impl Console {
             config: parking_lot::RwLock::new(Arc::new(config)),
             has_tls,
         }
+    }
+}
+
+/// Adds the page that a browser gets at an unknown address. Programs get the answer of the API.
+pub(crate) fn with_not_found(router: Router, admin: &Arc<Admin>) -> Router {
+    let page = Router::new()
+        .fallback(page::not_found)
+        .layer(middleware::from_fn_with_state(Arc::clone(admin), visitor::enter))
+        .with_state(Arc::clone(admin));
+    router.layer(middleware::from_fn_with_state(page, show_not_found))
+}
+
+async fn show_not_found(State(mut page): State<Router>, request: Request, next: Next) -> Response {
+    let accepts = request.headers().get_all(header::ACCEPT).iter();
+    let is_browser =
+        accepts.filter_map(|value| HeaderValue::to_str(value).ok()).any(|value| value.contains("text/html"));
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+    if !is_browser || !is_read || request.extensions().get::<MatchedPath>().is_some() {
+        return next.run(request).await;
+    }
+    match page.call(request).await {
+        Ok(response) => response,
+        Err(never) => match never {},
     }
 }
 

@@ -205,7 +205,8 @@ impl Server {
             closed_at_limit: metrics.closed_by_admin(),
             ..admin::listener(admin_tls.clone(), config.drain, budget.admin)
         };
-        let serving = edge::serve(listener, admin.router(), options, close(closed));
+        let router = console::with_not_found(admin.router(), &admin);
+        let serving = edge::serve(listener, router, options, close(closed));
         listeners.push(tokio::spawn(listen(serving)));
         // Ends with the runtime.
         drop(tokio::spawn(Arc::clone(&admin).watch_store(LOOK_EVERY)));
@@ -338,6 +339,8 @@ impl Server {
         let Self { engine, admin, closing, listeners, exporter, pipeline, .. } = self;
         // Sending fails only without receivers.
         let _ = closing.send(true);
+        // They never end by themselves.
+        admin.console.streams.close();
         let served = async {
             for listener in listeners {
                 let _ = listener.await;

@@ -142,8 +142,13 @@ impl FoundKeys {
 impl KeyQuery {
     /// A page of the keys that match.
     pub(crate) async fn find(&self, admin: &Admin) -> Result<FoundKeys, Refusal> {
+        self.find_within(admin, SEARCH).await
+    }
+
+    /// A page of the keys that match. A search by the beginning of a key ends after this time.
+    pub(crate) async fn find_within(&self, admin: &Admin, time: Duration) -> Result<FoundKeys, Refusal> {
         let store = admin.engine.store();
-        let Some(key) = &self.key else { return Ok(self.search(store.as_ref(), SEARCH).await?) };
+        let Some(key) = &self.key else { return Ok(self.search(store.as_ref(), time).await?) };
         let id = key.id(&admin.secret).map_err(|error| Refusal::bad(error.to_string()))?;
         let mut found = self.nothing_yet();
         let items = store.get(id).await?.into_iter().collect();
@@ -386,6 +391,8 @@ pub(crate) struct SettlePreview {
     /// The answer that every later request with the key gets. Null if the next one runs instead, or if no client of the
     /// gateway is answered.
     pub(crate) answer: Option<AnswerContent>,
+    /// Names of headers that were given and are never stored, such as `set-cookie`: the answer does not have them.
+    pub(crate) not_stored: Vec<String>,
 }
 
 async fn preview(
@@ -412,7 +419,18 @@ pub(crate) fn preview_settlement(before: &Snapshot, asked: &SettleRequest) -> Re
         Settlement::Done(outcome) if before.record.hint.origin().is_some() => AnswerContent::new(outcome),
         Settlement::Done(_) | Settlement::Run => None,
     };
-    Ok(SettlePreview { key: KeyDetails::new(before), answer })
+    let not_stored = match (&answer, &asked.outcome) {
+        (Some(answer), Some(outcome)) => headers_left_out(outcome, answer),
+        _ => Vec::new(),
+    };
+    Ok(SettlePreview { key: KeyDetails::new(before), answer, not_stored })
+}
+
+/// The headers that were given and that the answer does not have.
+fn headers_left_out(outcome: &RawValue, answer: &AnswerContent) -> Vec<String> {
+    let given = serde_json::from_str(outcome.get()).map(|HandMade { headers, .. }| headers);
+    let is_kept = |name: &str| answer.headers.iter().any(|(kept, _)| kept.eq_ignore_ascii_case(name));
+    given.unwrap_or_default().into_keys().filter(|name| !is_kept(name)).collect()
 }
 
 fn not_in_doubt(phase: Phase) -> Refusal {
@@ -447,6 +465,9 @@ fn settled(outcome: &RawValue, before: &Snapshot) -> Result<Outcome, Refusal> {
     let status = StatusCode::from_u16(status).ok().filter(|status| (200..600).contains(&status.as_u16()));
     let status = status.ok_or_else(|| Refusal::bad("outcome: expected a status between 200 and 599"))?;
     let mut fields = header_map(&headers, "outcome")?;
+    if let Some(problem) = fields.keys().find_map(unusable_header) {
+        return Err(Refusal::bad(format!("outcome: {problem}")));
+    }
     // A text is the body itself; anything else is JSON.
     let body = body.map(|body| match serde_json::from_str::<String>(body.get()) {
         Ok(text) => text,
@@ -462,12 +483,30 @@ fn settled(outcome: &RawValue, before: &Snapshot) -> Result<Outcome, Refusal> {
         return Err(Refusal::bad(format!("outcome: an answer with status {} has no body", status.as_u16())));
     }
     let is_typed = fields.contains_key(header::CONTENT_TYPE);
-    if !is_typed && body.starts_with(['{', '[']) && serde_json::from_str::<IgnoredAny>(&body).is_err() {
+    if !is_typed
+        && body.trim_start().starts_with(['{', '['])
+        && serde_json::from_str::<IgnoredAny>(&body).is_err()
+    {
         return Err(Refusal::bad(
             "outcome: the body looks like JSON and is not; correct it, or give a content-type header if it is another text",
         ));
     }
     Ok(semel_http::stored::outcome(status, &fields, Bytes::from(body)))
+}
+
+/// Why a stored answer cannot have this header. Every client would get it, and could not read the answer.
+fn unusable_header(name: &HeaderName) -> Option<String> {
+    if *name == header::CONTENT_LENGTH {
+        return Some("leave out the header content-length: it follows from the body".to_owned());
+    }
+    let is_of_connection = matches!(
+        *name,
+        header::CONNECTION | header::TE | header::TRAILER | header::TRANSFER_ENCODING | header::UPGRADE
+    ) || name == "keep-alive"
+        || name.as_str().starts_with("proxy-");
+    is_of_connection.then(|| {
+        format!("leave out the header {name}: it belongs to one connection and is not part of an answer")
+    })
 }
 
 pub(crate) async fn find(engine: &Engine, id: &str) -> Result<(KeyId, Snapshot), Refusal> {
@@ -556,6 +595,21 @@ mod tests {
     use semel::store::MemoryStore;
 
     use super::*;
+
+    // A client that reads such a header cannot read the answer, and a settled key cannot be settled again.
+    #[test]
+    fn an_answer_has_no_header_of_a_connection() {
+        let unusable = |name: &'static str| unusable_header(&HeaderName::from_static(name));
+        for name in
+            ["connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "proxy-status"]
+        {
+            assert!(unusable(name).is_some_and(|problem| problem.contains(name)), "{name}");
+        }
+        assert!(unusable("content-length").unwrap().contains("it follows from the body"));
+        for name in ["location", "content-type", "date", "set-cookie"] {
+            assert_eq!(unusable(name), None);
+        }
+    }
 
     // A search that stops early says so, and the next one goes on where it stopped.
     #[tokio::test]

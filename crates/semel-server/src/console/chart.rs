@@ -90,7 +90,7 @@ pub(super) fn bar(parts: &[(&str, u64)], whole: u64, label: &str) -> Html {
         super::html::escape(label)
     );
     let mut x = 0.0;
-    for (class, count) in parts {
+    for (class, count) in parts.iter().filter(|(_, count)| *count > 0) {
         let width = *count as f64 / whole.max(1) as f64 * WIDTH;
         let _ =
             write!(svg, "<rect class=\"{class}\" x=\"{x:.1}\" y=\"0\" width=\"{width:.1}\" height=\"10\"/>");
@@ -122,5 +122,6 @@ mod tests {
         assert!(stacked(&[[0.0; 4], [1.0; 4]], 2, "").to_string().contains("area-4"));
         assert!(!sparkline(&[AttemptRates::default()], 2, "").to_string().contains("NaN"));
         assert!(bar(&[("done", 1)], 0, "").to_string().contains("<rect"));
+        assert!(!bar(&[("done", 0), ("failed", 0)], 6, "").to_string().contains("<rect"), "an empty bar");
     }
 }

@@ -15,7 +15,7 @@ use super::actions;
 use super::dead_letters::{Attempts, preview_of};
 use super::html::{self, Html};
 use super::page::{Next, Page, Section, answer, show as show_page};
-use super::targets::DeliveryRow;
+use super::targets::{DeliveryRow, HeldTargets};
 use super::visitor::Visitor;
 use crate::admin::listing::id_of;
 use crate::admin::{Admin, Refusal};
@@ -49,7 +49,7 @@ impl EventRow {
             id: new.id.to_string(),
             event_type: new.event_type.clone(),
             tenant: new.tenant.clone(),
-            key: new.dedupe.as_ref().map(|dedupe| dedupe.hint.to_string()).unwrap_or_default(),
+            key: new.dedupe.as_ref().map(|dedupe| html::hint(&dedupe.hint)).unwrap_or_default(),
             targets: new.targets.join(", "),
             bytes: html::bytes(new.payload.len()),
             accepted: html::when(event.accepted_at),
@@ -100,9 +100,9 @@ pub(super) struct DeliveryView {
 }
 
 impl DeliveryView {
-    pub(super) fn new(told: &DeliveryHistory) -> Self {
+    pub(super) fn new(told: &DeliveryHistory, held: &HeldTargets) -> Self {
         Self {
-            row: DeliveryRow::new(&told.delivery),
+            row: DeliveryRow::new(&told.delivery, held),
             target: told.delivery.target.clone(),
             attempts: Attempts::new(&told.attempts),
         }
@@ -123,7 +123,7 @@ pub(super) fn facts(event: &Event) -> Vec<(&'static str, Html)> {
         facts.push(("Tenant", Html::text(&new.tenant)));
     }
     if let Some(dedupe) = &new.dedupe {
-        facts.push(("Key begins with", Html::text(&dedupe.hint)));
+        facts.push(("Key begins with", Html::text(html::hint(&dedupe.hint))));
     }
     if let Some(order) = &new.order_key {
         facts.push(("Order key", Html::text(order)));
@@ -188,12 +188,14 @@ pub(super) async fn show(
         let may_see = visitor.sees_payloads();
         let has_failed =
             deliveries.iter().any(|told| matches!(told.delivery.state.as_str(), "dlq" | "blocked"));
+        let page = Page::new(&admin, &visitor, Section::Events, format!("Event {id}")).await;
+        let held = HeldTargets::read(&admin);
         Ok(show_page(&EventPage {
-            page: Page::new(&admin, &visitor, Section::Events, format!("Event {id}")).await,
+            page,
             id: id.to_string(),
             facts: facts(&event),
             headers: event.new.headers.clone(),
-            deliveries: deliveries.iter().map(DeliveryView::new).collect(),
+            deliveries: deliveries.iter().map(|told| DeliveryView::new(told, &held)).collect(),
             payload: (may_see && shown.payload == "show").then(|| preview_of(&event.new.payload)),
             may_see,
             may_replay: has_failed && visitor.may(&actions::START_REPLAY),

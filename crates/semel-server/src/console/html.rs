@@ -4,6 +4,7 @@ use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
 use askama::filters::HtmlSafe;
+use semel::key::Hint;
 use semel::time::{Clock as _, SystemClock, Timestamp};
 
 use crate::admin::records::time;
@@ -314,6 +315,12 @@ pub(super) fn label(name: &str) -> String {
         .map_or_else(String::new, |first| format!("{}{}", first.to_uppercase(), characters.as_str()))
 }
 
+/// The first characters of a key. An ellipsis follows where they may not be all of it.
+pub(super) fn hint(hint: &Hint) -> String {
+    let ellipsis = if hint.as_str().chars().count() >= Hint::LENGTH { "…" } else { "" };
+    format!("{hint}{ellipsis}")
+}
+
 /// The beginning of an id for a narrow column: the random part tells ids apart, the end is kept.
 pub(super) fn short_id(id: impl Display) -> String {
     let id = id.to_string();
@@ -349,6 +356,13 @@ mod tests {
         );
         assert_eq!(query(&[("a", "<&>"), ("b", "")]), "?a=%3C%26%3E");
         assert!(!named("<b>").to_string().contains("<b>"));
+    }
+
+    #[test]
+    fn a_key_has_an_ellipsis_where_it_may_go_on() {
+        assert_eq!(hint(&Hint::new("order-1")), "order-1");
+        assert_eq!(hint(&Hint::new("order-10")), "order-10…");
+        assert_eq!(hint(&Hint::new("order-1000")), "order-10…");
     }
 
     #[test]

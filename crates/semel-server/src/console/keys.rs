@@ -10,13 +10,14 @@ use semel::store::Snapshot;
 use serde::Deserialize;
 
 use super::html::{self, Html};
+use super::key_search::{self, SearchProgress};
 use super::page::{Confirm, Next, Page, Section, answer, go, show as show_page};
 use super::story::Timeline;
 use super::strip::Strip;
 use super::visitor::{Submission, Visitor};
 use super::{Did, actions};
 use crate::admin::audit::run_to_completion;
-use crate::admin::keys::{ForgetRequest, KeyQuery, find, forget_key};
+use crate::admin::keys::{ForgetRequest, find, forget_key};
 use crate::admin::records::{AnswerContent, PHASES, mode_name, phase_name};
 use crate::admin::story::Story;
 use crate::admin::{Admin, Refusal, Right};
@@ -32,8 +33,8 @@ pub(super) struct KeysQuery {
     phase: String,
     #[serde(default)]
     hint: String,
-    #[serde(default)]
-    cursor: String,
+    #[serde(flatten)]
+    progress: SearchProgress,
     did: Option<String>,
 }
 
@@ -57,7 +58,7 @@ impl KeyRow {
         let path = part(origin.and_then(|origin| origin.path()));
         Self {
             id: snapshot.id.to_string(),
-            hint: record.hint.to_string(),
+            hint: html::hint(&record.hint),
             phase: phase_name(snapshot.phase()),
             request: format!("{method} {path}").trim().to_owned(),
             request_id: part(origin.and_then(|origin| origin.request_id())),
@@ -75,8 +76,10 @@ struct KeysPage {
     filters: KeysQuery,
     phases: Vec<(&'static str, String)>,
     rows: Vec<KeyRow>,
-    /// Records that were read, if the search stopped before the last one.
-    cut_short: Option<u64>,
+    /// How far a search has come that did not read all records.
+    searched: Option<String>,
+    /// The address of its next part.
+    next_part: Option<String>,
     next: Next,
     may_settle: bool,
 }
@@ -91,21 +94,13 @@ pub(super) async fn list(
             "" => None,
             name => Some(named_phase(name)?),
         };
-        let is_queue = phase == Some(Phase::InDoubt) && filters.cursor.is_empty();
-        let query = KeyQuery {
-            phase,
-            hint: Some(filters.hint.trim().to_owned()).filter(|hint| !hint.is_empty()),
-            key: None,
-            after: match filters.cursor.as_str() {
-                "" => None,
-                cursor => {
-                    Some(cursor.parse().map_err(|_| Refusal::bad("cursor: expected the link of a page"))?)
-                }
-            },
-            limit: if is_queue { QUEUE } else { PAGE },
-        };
-        let mut found = query.find(&admin).await?;
-        let cut_short = found.is_cut_short().then_some(found.searched as u64);
+        let is_queue = phase == Some(Phase::InDoubt) && filters.progress.is_first();
+        let limit = if is_queue { QUEUE } else { PAGE };
+        let hint = filters.hint.trim();
+        let mut found = key_search::search(&admin, phase, hint, limit, &filters.progress).await?;
+        let pairs = [("phase", filters.phase.as_str()), ("hint", filters.hint.as_str())];
+        let next_part = found.next_part("/keys", &pairs);
+        let searched = next_part.as_ref().map(|_| found.progress());
         if is_queue {
             // The store sorts by id. Who waits longest is settled first.
             found.items.sort_by_key(|snapshot| snapshot.record.claimed_at);
@@ -113,18 +108,17 @@ pub(super) async fn list(
         let title = if is_queue { "Keys in doubt" } else { "Keys" };
         let mut page = Page::new(&admin, &visitor, Section::Keys, title).await;
         if is_queue {
-            let shown = [("phase", filters.phase.as_str()), ("hint", filters.hint.as_str())];
-            page = page.refreshed_from(format!("/keys{}", html::query(&shown)));
+            page = page.refreshed_from(format!("/keys{}", html::query(&pairs)));
         }
         let cursor = found.next.map(|next| next.to_string());
-        let pairs = [("phase", filters.phase.as_str()), ("hint", filters.hint.as_str())];
         let next = Next::new("/keys", &pairs, cursor.as_deref());
         let phases = PHASES.iter().filter(|(name, _)| *name != "vacant");
         Ok(show_page(&KeysPage {
             page: page.with_message(filters.did.as_deref()),
             phases: phases.map(|(name, _)| (*name, html::label(name))).collect(),
             rows: found.items.iter().map(KeyRow::new).collect(),
-            cut_short,
+            searched,
+            next_part,
             next,
             filters,
             may_settle: visitor.may(&actions::SETTLE_KEY),
@@ -328,7 +322,7 @@ async fn forget_page(
     let page = Page::new(admin, visitor, Section::Keys, "Forget a key").await;
     Ok(show_page(&Confirm {
         page,
-        heading: format!("Forget the key {}…", row.hint),
+        heading: format!("Forget the key {}", row.hint),
         effects,
         facts: vec![
             ("State", html::named(row.phase)),

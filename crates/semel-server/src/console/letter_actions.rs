@@ -15,7 +15,7 @@ use super::actions;
 use super::dead_letters::{LetterQuery, text_of};
 use super::diff::Diff;
 use super::html::{self, Html};
-use super::page::{Confirm, Page, Section, answer, go, hidden, show};
+use super::page::{Confirm, Notice, Page, Section, answer, go, hidden, respond, show};
 use super::strip::Strip;
 use super::visitor::{Submission, Visitor};
 use crate::admin::audit::run_to_completion;
@@ -221,6 +221,15 @@ async fn discard_matching_page(
     }))
 }
 
+/// What became of a dead letter that was to be discarded.
+enum DiscardResult {
+    Discarded,
+    /// Somebody did it before.
+    AlreadyDiscarded,
+    /// Replayed, restored or swept meanwhile; the text says so.
+    Refused(String),
+}
+
 /// Discards a dead letter that still has the status that was shown.
 async fn discard_shown(
     admin: &Admin,
@@ -228,13 +237,23 @@ async fn discard_shown(
     id: LetterId,
     status: &str,
     asked: &ChangeRequest,
-) -> Result<(), Refusal> {
-    let now = letter(admin, id).await?.status.as_str();
-    if now != status {
-        let detail = format!("it is {now} now");
-        return Err(Refusal::new(StatusCode::CONFLICT, "refused", detail));
+) -> Result<DiscardResult, Refusal> {
+    let discarded = async {
+        let now = letter(admin, id).await?.status;
+        if now == Status::Discarded {
+            return Ok(DiscardResult::AlreadyDiscarded);
+        }
+        if now.as_str() != status {
+            return Ok(DiscardResult::Refused(format!("it is {} now", now.as_str())));
+        }
+        change(admin, caller, id, asked, LetterAction::Discard).await.map(|_| DiscardResult::Discarded)
+    };
+    match discarded.await {
+        Err(refusal) if refusal.status().is_client_error() => {
+            Ok(DiscardResult::Refused(refusal.detail().to_owned()))
+        }
+        result => result,
     }
-    change(admin, caller, id, asked, LetterAction::Discard).await.map(drop)
 }
 
 pub(super) async fn discard_matching(State(admin): State<Arc<Admin>>, form: Submission) -> Response {
@@ -259,39 +278,49 @@ pub(super) async fn discard_matching(State(admin): State<Arc<Admin>>, form: Subm
         }
         let (own, caller, status) = (Arc::clone(&admin), visitor.caller.clone(), query.status.clone());
         let all = ids.len();
-        let refused = run_to_completion(async move {
-            let mut refused = Vec::new();
+        let results = run_to_completion(async move {
+            let mut results = Vec::new();
             for id in ids {
-                match discard_shown(&own, &caller, id, &status, &asked).await {
-                    Ok(()) => {}
-                    // Replayed, restored or swept meanwhile.
-                    Err(refusal) if refusal.status().is_client_error() => {
-                        refused.push(format!("{id}: {}", refusal.detail()));
-                    }
-                    Err(refusal) => return Err(refusal),
-                }
+                results.push((id, discard_shown(&own, &caller, id, &status, &asked).await?));
             }
-            Ok(refused)
+            Ok(results)
         })
         .await;
         Strip::forget(&admin).await;
-        let refused = refused?;
-        if refused.is_empty() {
-            let shown = LetterQuery { status: "discarded".to_owned(), ..query };
+        let (mut discarded, mut already, mut refused) = (0, Vec::new(), Vec::new());
+        for (id, result) in results? {
+            match result {
+                DiscardResult::Discarded => discarded += 1,
+                DiscardResult::AlreadyDiscarded => already.push(format!("{id}: it is discarded now")),
+                DiscardResult::Refused(why) => refused.push(format!("{id}: {why}")),
+            }
+        }
+        let shown = LetterQuery { status: "discarded".to_owned(), ..query.clone() };
+        if discarded == all {
             return Ok(go(&shown.at("/dead-letters"), &format!("discarded:{all}")));
         }
-        let named: Vec<&str> = refused.iter().take(NAMED).map(String::as_str).collect();
-        let more = refused.len() - named.len();
-        let more = if more > 0 { format!("; and {more} more") } else { String::new() };
-        Err(Refusal::new(
-            StatusCode::CONFLICT,
-            "refused",
-            format!(
-                "{} of {all} dead letters are discarded. Not discarded: {}{more}",
-                all - refused.len(),
+        let mut links = vec![("Back to the list", query.at("/dead-letters/list"))];
+        links.push(("Show the discarded ones", shown.at("/dead-letters/list")));
+        let (status, heading, sentences) = if already.len() == all {
+            let noun = if all == 1 { "The dead letter was" } else { "The dead letters were" };
+            let sentence = match all {
+                1 => "It was already discarded.".to_owned(),
+                all => format!("All {all} were already discarded."),
+            };
+            (StatusCode::OK, format!("{noun} discarded before"), vec![sentence])
+        } else {
+            already.append(&mut refused);
+            let named: Vec<&str> = already.iter().take(NAMED).map(String::as_str).collect();
+            let more = already.len() - named.len();
+            let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+            let sentence = format!(
+                "{discarded} of {all} dead letters are discarded. Not discarded: {}{more}",
                 named.join("; ")
-            ),
-        ))
+            );
+            (StatusCode::CONFLICT, "Not all are discarded".to_owned(), vec![sentence])
+        };
+        let page = Page::new(&admin, &visitor, Section::DeadLetters, "Discard dead letters").await;
+        Ok(respond(status, &Notice { page, heading, sentences, facts: Vec::new(), links }))
     })
     .await
 }

@@ -48,7 +48,14 @@ pub(super) enum Audience {
 /// The open streams.
 #[derive(Default)]
 pub(crate) struct Streams {
-    open: Mutex<Vec<OpenStream>>,
+    open: Mutex<OpenStreams>,
+}
+
+#[derive(Default)]
+struct OpenStreams {
+    streams: Vec<OpenStream>,
+    /// True when the server stops: it waits for open connections, and a stream would never end by itself.
+    is_closed: bool,
 }
 
 struct OpenStream {
@@ -81,43 +88,53 @@ impl OpenStream {
 
 impl Streams {
     fn has(&self, audience: Audience) -> bool {
-        self.open.lock().iter().any(|stream| stream.audience == audience)
+        self.open.lock().streams.iter().any(|stream| stream.audience == audience)
     }
 
     fn open(&self, audience: Audience, session: Option<SessionHash>) -> mpsc::Receiver<Bytes> {
         let (sender, receiver) = mpsc::channel(WAITING);
         let mut open = self.open.lock();
-        if open.len() >= MOST {
-            open.remove(0);
+        if !open.is_closed {
+            if open.streams.len() >= MOST {
+                open.streams.remove(0);
+            }
+            open.streams.push(OpenStream { audience, session, sender });
         }
-        open.push(OpenStream { audience, session, sender });
         receiver
+    }
+
+    /// Ends all streams. Those that are opened later end at once.
+    pub(crate) fn close(&self) {
+        let mut open = self.open.lock();
+        open.is_closed = true;
+        open.streams.clear();
     }
 
     /// Sends a message to everybody who listens. Who does not keep up is dropped.
     fn send(&self, audience: Audience, message: &Bytes) {
         self.open
             .lock()
+            .streams
             .retain(|stream| stream.audience != audience || stream.sender.try_send(message.clone()).is_ok());
     }
 
     /// Number of open streams.
     pub(crate) fn count(&self) -> usize {
-        self.open.lock().iter().filter(|stream| !stream.sender.is_closed()).count()
+        self.open.lock().streams.iter().filter(|stream| !stream.sender.is_closed()).count()
     }
 
     /// Removes streams that ended.
     fn tidy(&self) {
-        self.open.lock().retain(|stream| !stream.sender.is_closed());
+        self.open.lock().streams.retain(|stream| !stream.sender.is_closed());
     }
 
     /// Ends streams whose session has ended.
     pub(super) fn end_closed(&self, admin: &Admin) {
-        self.open.lock().retain(|stream| stream.is_allowed(admin));
+        self.open.lock().streams.retain(|stream| stream.is_allowed(admin));
     }
 
     fn is_empty(&self) -> bool {
-        self.open.lock().is_empty()
+        self.open.lock().streams.is_empty()
     }
 }
 
@@ -214,9 +231,19 @@ mod tests {
             streams.send(Audience::Viewers, &Bytes::from(number.to_string()));
             assert!(quick.recv().await.is_some());
         }
-        assert_eq!(streams.open.lock().len(), 1, "the slow one is gone");
+        assert_eq!(streams.open.lock().streams.len(), 1, "the slow one is gone");
         drop((quick, slow));
         streams.tidy();
         assert!(streams.is_empty());
+    }
+
+    // A stopping server waits for open connections: a stream that stays open would delay it for the whole drain.
+    #[tokio::test]
+    async fn streams_end_when_the_server_stops() {
+        let streams = Streams::default();
+        let mut early = streams.open(Audience::Viewers, None);
+        streams.close();
+        let mut late = streams.open(Audience::Viewers, None);
+        assert_eq!((early.recv().await, late.recv().await), (None, None));
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use askama::Template;
 use axum::extract::{Query, State};
 use axum::response::Response;
+use semel::time::Timestamp;
 use semel_client::retry::Circuit;
 use semel_pipeline::delivery::DeliveryState;
 use semel_pipeline::ledger::TargetPause;
@@ -76,6 +77,8 @@ pub(super) struct TargetCard {
     /// Deliveries that wait for an earlier one with the same order key, which failed.
     pub(super) blocked: u64,
     pub(super) is_paused: bool,
+    /// When the next call is tried, if the circuit breaker is open; also of a paused target.
+    pub(super) breaker_open_until: Option<Timestamp>,
     /// True if deliveries wait for their next attempt.
     pub(super) can_retry: bool,
 }
@@ -214,6 +217,10 @@ impl TargetCard {
                 dead_text: format!("{}{}", html::count(dead), if is_partial { "+" } else { "" }),
                 blocked: in_state(DeliveryState::Blocked),
                 is_paused: pause.is_some(),
+                breaker_open_until: match circuit {
+                    Circuit::Open { until } => Some(until),
+                    Circuit::Closed | Circuit::HalfOpen => None,
+                },
                 can_retry: in_state(DeliveryState::RetryWait) > 0,
                 backlog: of_target
                     .filter(|(_, state, _)| !state.is_over())

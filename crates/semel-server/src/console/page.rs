@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use askama::Template;
+use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use semel::time::{Clock as _, SystemClock};
@@ -260,6 +261,12 @@ impl ErrorPage {
     }
 }
 
+/// The page of an unknown address.
+pub(super) async fn not_found(State(admin): State<Arc<Admin>>, visitor: Visitor) -> Response {
+    let detail = "there is no page at this address; the navigation and the search box lead to all of them";
+    ErrorPage::response(&admin, Some(&visitor), &Refusal::not_found(detail))
+}
+
 /// The answer of a handler: a page, or the page of a refusal.
 pub(super) async fn answer(
     admin: &Arc<Admin>,
@@ -293,6 +300,18 @@ pub(super) struct Confirm {
     /// What was wrong with the last try.
     pub(super) problem: Option<String>,
     pub(super) reason: String,
+}
+
+/// Why there is nothing to do, or what was done: sentences and the way on, without a form.
+#[derive(Template)]
+#[template(path = "notice.html")]
+pub(super) struct Notice {
+    pub(super) page: Page,
+    pub(super) heading: String,
+    pub(super) sentences: Vec<String>,
+    pub(super) facts: Vec<(&'static str, Html)>,
+    /// Words and address of each link.
+    pub(super) links: Vec<(&'static str, String)>,
 }
 
 /// A hidden field of a form.

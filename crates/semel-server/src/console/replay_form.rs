@@ -10,7 +10,7 @@ use semel_pipeline::replay::{ReplayAction, ReplayMode};
 use super::actions;
 use super::html;
 use super::page::{Page, Section, answer, go, show};
-use super::replays::number;
+use super::replays::{labelled, number, read_number};
 use super::strip::Strip;
 use super::visitor::{Submission, Visitor};
 use crate::admin::audit::run_to_completion;
@@ -120,20 +120,22 @@ impl ReplayFields {
 
     /// The same request that the API takes.
     fn request(&self) -> Result<ReplayRequest, Refusal> {
-        fn read<T: std::str::FromStr>(name: &str, text: &str) -> Result<Option<T>, Refusal> {
-            if text.is_empty() {
-                return Ok(None);
-            }
-            text.parse()
-                .map(Some)
-                .map_err(|_| Refusal::bad(format!("{name}: expected a number, found {text:?}")))
-        }
+        Ok(ReplayRequest {
+            rate: read_number("rate", &self.rate)?,
+            canary: read_number("canary", &self.canary)?,
+            concurrency: read_number("concurrency", &self.concurrency)?,
+            ..self.selection()?
+        })
+    }
+
+    /// The same without the limits: a plan does not depend on them, and stays when one of them cannot be used.
+    fn selection(&self) -> Result<ReplayRequest, Refusal> {
         let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         let ids: Vec<String> =
             self.ids.split([',', ' ', '\n', '\r']).filter(|id| !id.is_empty()).map(str::to_owned).collect();
         Ok(ReplayRequest {
             status: some(&self.status).filter(|_| ids.is_empty() && self.event_id.is_empty()),
-            limit: read("limit", &self.limit)?,
+            limit: read_number("limit", &self.limit)?,
             since: some(&self.since),
             tenant: some(&self.tenant),
             signature: some(&self.signature),
@@ -142,9 +144,9 @@ impl ReplayFields {
             targets: self.targets.clone(),
             mode: some(&self.mode),
             reason: some(&self.reason),
-            rate: read("rate", &self.rate)?,
-            canary: read("canary", &self.canary)?,
-            concurrency: read("concurrency", &self.concurrency)?,
+            rate: None,
+            canary: None,
+            concurrency: None,
             pause_above: None,
             dry_run: false,
         })
@@ -178,17 +180,17 @@ async fn page(
 ) -> Result<Response, Refusal> {
     let targets = admin.pipeline()?.registry.current().names();
     let mut problem = problem;
-    let plan = match (has_selection, fields.request()) {
+    let plan = match (has_selection, fields.selection()) {
         (false, _) => None,
         (true, Ok(wanted)) => match plan_job(admin, &visitor.caller, &wanted).await {
             Ok(plan) => Some(plan),
             Err(refusal) => {
-                problem = problem.or_else(|| Some(refusal.detail().to_owned()));
+                problem = problem.or_else(|| Some(labelled(&refusal)));
                 None
             }
         },
         (true, Err(refusal)) => {
-            problem = problem.or_else(|| Some(refusal.detail().to_owned()));
+            problem = problem.or_else(|| Some(labelled(&refusal)));
             None
         }
     };
@@ -263,7 +265,7 @@ pub(super) async fn start(State(admin): State<Arc<Admin>>, form: Submission) -> 
                 Strip::forget(&admin).await;
                 Ok(go(&format!("/replays/{}", job.id), "started"))
             }
-            Err(refusal) => page(&admin, &visitor, fields, true, Some(refusal.detail().to_owned())).await,
+            Err(refusal) => page(&admin, &visitor, fields, true, Some(labelled(&refusal))).await,
         }
     })
     .await

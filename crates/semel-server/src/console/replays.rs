@@ -1,5 +1,6 @@
 //! Replay jobs: the list, one job with its progress and report; pause, resume, cancel, pace.
 
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,10 +48,12 @@ impl JobView {
             "{} of {} delivered, {} failed again, {} in progress, {skipped} skipped",
             counts.replayed, counts.total, counts.failed_again, counts.released
         );
+        // What the plan skips is no progress: the bar is empty until the job has sent something, or is over.
+        let has_begun = job.state.is_over() || counts.replayed + counts.failed_again + counts.released > 0;
         let parts = [
             ("done", counts.replayed),
             ("failed", counts.failed_again),
-            ("skipped", skipped),
+            ("skipped", if has_begun { skipped } else { 0 }),
             ("released", counts.released),
         ];
         Self {
@@ -181,7 +184,9 @@ pub(super) async fn show(
         let pipeline = admin.pipeline()?;
         let id: JobId = id_of(&id)?;
         let job = find(pipeline, id).await?;
-        let shown = html::query(&[("cursor", cursor.cursor.as_str())]);
+        // What the last action did is shown for as long as it is so.
+        let did = cursor.did.filter(|did| is_still_true(did, job.state)).unwrap_or_default();
+        let shown = html::query(&[("cursor", cursor.cursor.as_str()), ("did", &did)]);
         let after = Some(cursor.cursor).filter(|cursor| !cursor.is_empty());
         let items = pipeline.ledger.items(id, ledger::Page { after, limit: PAGE }).await?;
         let (counts, pace) = (&job.counts, &job.new.pace);
@@ -197,7 +202,7 @@ pub(super) async fn show(
             "no rate limit".to_owned()
         };
         Ok(show_page(&ReplayPage {
-            page: page.with_message(cursor.did.as_deref()),
+            page: page.with_message(Some(&did)),
             results: vec![
                 ("Delivered", counts.replayed, String::new()),
                 ("Failed again", counts.failed_again, String::new()),
@@ -239,6 +244,15 @@ pub(super) async fn show(
     .await
 }
 
+/// True if the message of an action still describes the job.
+fn is_still_true(did: &str, state: JobState) -> bool {
+    match did {
+        "pause" => state == JobState::Paused,
+        "cancel" => state == JobState::Cancelled,
+        _ => !state.is_over() && (did != "resume" || state == JobState::Running),
+    }
+}
+
 /// The average speed since the job began, and when it ends at that speed.
 fn progress(job: &JobRecord) -> (String, String) {
     let ended = job.counts.ended();
@@ -272,7 +286,7 @@ pub(super) async fn order_form(
     uri: Uri,
 ) -> Response {
     let kind = kind_of(&uri).unwrap_or(OrderKind::Pause);
-    answer(&admin, &visitor, order_page(&admin, &visitor, &id, kind, None, "")).await
+    answer(&admin, &visitor, order_page(&admin, &visitor, &id, kind, None)).await
 }
 
 async fn order_page(
@@ -280,8 +294,7 @@ async fn order_page(
     visitor: &Visitor,
     id: &str,
     kind: OrderKind,
-    problem: Option<String>,
-    reason: &str,
+    refused: Option<(&Submission, &Refusal)>,
 ) -> Result<Response, Refusal> {
     let id: JobId = id_of(id)?;
     let job = find(admin.pipeline()?, id).await?;
@@ -310,12 +323,15 @@ async fn order_page(
             actions::PACE_REPLAY,
         ),
     };
+    // What was typed stays in its field.
+    let typed = |name: &str| refused.map(|(form, _)| html::escape(form.get(name)));
     let fields = match kind {
         OrderKind::Pace => format!(
             "<div class=\"row\"><div><label for=\"rate\">Items a second, 0 for no limit</label><input id=\"rate\" name=\"rate\" \
              inputmode=\"decimal\" required value=\"{}\"></div><div><label for=\"concurrency\">In progress at most</label><input \
              id=\"concurrency\" name=\"concurrency\" inputmode=\"numeric\" required value=\"{}\"></div></div>",
-            job.new.pace.rate, job.new.pace.concurrency
+            typed("rate").unwrap_or_else(|| job.new.pace.rate.to_string()),
+            typed("concurrency").unwrap_or_else(|| job.new.pace.concurrency.to_string())
         ),
         _ => String::new(),
     };
@@ -336,8 +352,8 @@ async fn order_page(
         is_dangerous: kind == OrderKind::Cancel,
         back: format!("/replays/{id}"),
         command: action.command.replace("ID", &id.to_string()),
-        problem,
-        reason: reason.to_owned(),
+        problem: refused.map(|(_, refusal)| labelled(refusal)),
+        reason: refused.map(|(form, _)| form.get("reason").to_owned()).unwrap_or_default(),
     }))
 }
 
@@ -372,20 +388,41 @@ async fn give(admin: &Arc<Admin>, id: &str, form: &Submission, kind: OrderKind) 
         };
         match given.await {
             Ok(_) => Ok(go(&format!("/replays/{job}"), kind.name())),
-            Err(refusal) => {
-                order_page(admin, visitor, id, kind, Some(refusal.detail().to_owned()), form.get("reason"))
-                    .await
-            }
+            Err(refusal) => order_page(admin, visitor, id, kind, Some((form, &refusal))).await,
         }
     })
     .await
 }
 
 /// A number of a form.
-pub(super) fn number<T: std::str::FromStr>(form: &Submission, name: &str) -> Result<Option<T>, Refusal> {
-    let text = form.get(name).trim();
+pub(super) fn number<T: FromStr>(form: &Submission, name: &str) -> Result<Option<T>, Refusal> {
+    read_number(name, form.get(name))
+}
+
+/// The number in a field; `None` if it is empty.
+pub(super) fn read_number<T: FromStr>(name: &str, text: &str) -> Result<Option<T>, Refusal> {
+    let text = text.trim();
     if text.is_empty() {
         return Ok(None);
     }
     text.parse().map(Some).map_err(|_| Refusal::bad(format!("{name}: expected a number, found {text:?}")))
+}
+
+/// Fields of the forms by their name in the API, and their labels.
+const LABELS: [(&str, &str); 5] = [
+    ("rate", "Items a second"),
+    ("canary", "Canary size"),
+    ("concurrency", "In progress at most"),
+    ("limit", "At most, the oldest first"),
+    ("reason", "Reason"),
+];
+
+/// A refusal that names the field by its label.
+pub(super) fn labelled(refusal: &Refusal) -> String {
+    let detail = refusal.detail();
+    let found = LABELS.iter().find_map(|(name, label)| {
+        let rest = detail.strip_prefix(name)?.strip_prefix(':')?;
+        Some(format!("{label}:{rest}"))
+    });
+    found.unwrap_or_else(|| detail.to_owned())
 }

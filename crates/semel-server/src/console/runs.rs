@@ -17,6 +17,7 @@ use super::dead_letters::preview_of;
 use super::events::{DeliveryView, facts};
 use super::html::{self, Html};
 use super::page::{Confirm, Next, Page, Section, answer, go, hidden, show as show_page};
+use super::targets::HeldTargets;
 use super::visitor::{Submission, Visitor};
 use crate::admin::listing::id_of;
 use crate::admin::runs::{CancelRequest, cancel_run, run_error};
@@ -245,7 +246,7 @@ impl RunRow {
             target: new.event_type.clone(),
             tenant: new.tenant.clone(),
             state: state.map_or("queued", DeliveryState::as_str).to_owned(),
-            key: new.dedupe.as_ref().map(|dedupe| dedupe.hint.to_string()).unwrap_or_default(),
+            key: new.dedupe.as_ref().map(|dedupe| html::hint(&dedupe.hint)).unwrap_or_default(),
             tags: new.notes.tags.clone(),
             accepted: html::when(event.accepted_at),
             can_cancel: state.is_none_or(can_cancel),
@@ -300,6 +301,7 @@ pub(super) async fn show(
             RunLocation::Ledger(event) => {
                 let deliveries: Vec<DeliveryHistory> = pipeline.ledger.deliveries_of(id).await?;
                 let state = deliveries.last().map(|told| told.delivery.state);
+                let held = HeldTargets::read(&admin);
                 Ok(show_page(&RunDetailsPage {
                     page,
                     id: id.to_string(),
@@ -307,7 +309,7 @@ pub(super) async fn show(
                     is_buffered: false,
                     facts: facts(&event),
                     payload: text(&event.new),
-                    deliveries: deliveries.iter().map(DeliveryView::new).collect(),
+                    deliveries: deliveries.iter().map(|told| DeliveryView::new(told, &held)).collect(),
                     may_see,
                     may_cancel: may && state.is_none_or(can_cancel),
                 }))

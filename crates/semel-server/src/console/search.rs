@@ -11,10 +11,10 @@ use semel_pipeline::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
 use serde::Deserialize;
 
 use super::html;
+use super::key_search::{self, SearchProgress};
 use super::page::{Next, Page, Section, answer, show};
 use super::visitor::Visitor;
 use crate::admin::Admin;
-use crate::admin::keys::KeyQuery;
 use crate::admin::records::phase_name;
 use crate::admin::story::Story;
 use crate::gateway::is_request_id;
@@ -28,6 +28,8 @@ const PATIENCE: Duration = Duration::from_millis(150);
 pub(super) struct SearchQuery {
     #[serde(default)]
     q: String,
+    #[serde(flatten)]
+    progress: SearchProgress,
 }
 
 #[derive(Template)]
@@ -37,8 +39,10 @@ struct SearchPage {
     asked: String,
     /// Id, hint, phase, request.
     keys: Vec<(String, String, &'static str, String)>,
-    /// Records that were read, if the search for keys stopped before the last one.
-    searched: Option<u64>,
+    /// How far the search for keys has come, if it did not read all records.
+    searched: Option<String>,
+    /// The address of its next part.
+    next_part: Option<String>,
     /// The rest of the keys.
     next: Next,
     /// The page that searches longer for a request.
@@ -61,7 +65,7 @@ pub(super) fn page_of(id: &str) -> Option<String> {
 pub(super) async fn search(
     State(admin): State<Arc<Admin>>,
     visitor: Visitor,
-    Query(SearchQuery { q }): Query<SearchQuery>,
+    Query(SearchQuery { q, progress }): Query<SearchQuery>,
 ) -> Response {
     let asked = q.trim().to_owned();
     answer(&admin, &visitor, async {
@@ -78,22 +82,22 @@ pub(super) async fn search(
         {
             return Ok(Redirect::to(&format!("/keys/{key}")).into_response());
         }
-        let query = KeyQuery { hint: Some(asked.clone()), limit: MOST, ..KeyQuery::default() };
         // The beginning of a key first: it is cheaper than the search for a request.
-        let found = query.find(&admin).await?;
+        let found = key_search::search(&admin, None, &asked, MOST, &progress).await?;
         let story = format!("/story/{}", html::encode(&asked));
         let mut longer = None;
-        if found.items.is_empty() && is_request_id(asked.as_bytes()) {
+        if found.items.is_empty() && progress.is_first() && is_request_id(asked.as_bytes()) {
             match tokio::time::timeout(PATIENCE, Story::tell(&admin, asked.clone())).await {
                 Ok(Ok(_)) => return Ok(Redirect::to(&story).into_response()),
                 Ok(Err(_)) => {}
                 Err(_) => longer = Some(story),
             }
         }
-        if let ([only], None) = (found.items.as_slice(), found.next) {
+        if let ([only], None, true) = (found.items.as_slice(), found.next, progress.is_first()) {
             return Ok(Redirect::to(&format!("/keys/{}", only.id)).into_response());
         }
-        let searched = found.is_cut_short().then_some(found.searched as u64);
+        let next_part = found.next_part("/search", &[("q", asked.as_str())]);
+        let searched = next_part.as_ref().map(|_| found.progress());
         let cursor = found.next.map(|next| next.to_string());
         let next = Next::new("/keys", &[("hint", asked.as_str())], cursor.as_deref());
         let mut page = Page::new(&admin, &visitor, Section::None, "Search").await;
@@ -104,9 +108,14 @@ pub(super) async fn search(
             let method = part(origin.and_then(|origin| origin.method()));
             let path = part(origin.and_then(|origin| origin.path()));
             let request = format!("{method} {path}").trim().to_owned();
-            (snapshot.id.to_string(), snapshot.record.hint.to_string(), phase_name(snapshot.phase()), request)
+            (
+                snapshot.id.to_string(),
+                html::hint(&snapshot.record.hint),
+                phase_name(snapshot.phase()),
+                request,
+            )
         });
-        Ok(show(&SearchPage { page, keys: keys.collect(), asked, searched, next, longer }))
+        Ok(show(&SearchPage { page, keys: keys.collect(), asked, searched, next_part, next, longer }))
     })
     .await
 }

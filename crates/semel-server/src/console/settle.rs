@@ -5,17 +5,20 @@ use std::sync::Arc;
 use askama::Template;
 use axum::extract::{Path, State};
 use axum::response::Response;
+use semel::record::Phase;
+use semel::store::Snapshot;
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::actions;
 use super::html::{self, Html};
-use super::page::{Page, Section, answer, go, show};
+use super::page::{Notice, Page, Section, answer, go, show};
 use super::strip::Strip;
 use super::visitor::{Submission, Visitor};
 use crate::admin::audit::run_to_completion;
 use crate::admin::keys::{SettleRequest, find, preview_settlement, settle_key};
-use crate::admin::records::AnswerContent;
+use crate::admin::records::{AnswerContent, phase_name};
 use crate::admin::{Admin, Refusal};
 
 /// The fields of the form.
@@ -47,8 +50,8 @@ struct SettlePage {
 
 /// What clients will get.
 enum Preview {
-    /// This answer.
-    Answer(AnswerContent),
+    /// This answer, and the names of headers that were given and are never stored.
+    Answer(AnswerContent, Vec<String>),
     /// The outcome of a key that is not the gateway's.
     Outcome(String),
     /// The effect runs.
@@ -76,6 +79,9 @@ async fn page(
     problem: Option<String>,
 ) -> Result<Response, Refusal> {
     let (key, snapshot) = find(&admin.engine, id).await?;
+    if snapshot.phase() != Phase::InDoubt {
+        return Ok(not_in_doubt(admin, visitor, &snapshot).await);
+    }
     let origin = snapshot.record.hint.origin();
     let part = |part: Option<&str>| part.unwrap_or_default().to_owned();
     let method = part(origin.and_then(|origin| origin.method()));
@@ -83,7 +89,7 @@ async fn page(
     Ok(show(&SettlePage {
         page: Page::new(admin, visitor, Section::Keys, "Settle a key").await,
         id: key.to_string(),
-        hint: snapshot.record.hint.to_string(),
+        hint: html::hint(&snapshot.record.hint),
         request: format!("{method} {path}").trim().to_owned(),
         request_id: part(origin.and_then(|origin| origin.request_id())),
         claimed: html::when(snapshot.record.claimed_at),
@@ -93,6 +99,27 @@ async fn page(
         problem,
         command: actions::SETTLE_KEY.command,
     }))
+}
+
+/// The state of a key that cannot be settled, without a form.
+async fn not_in_doubt(admin: &Arc<Admin>, visitor: &Visitor, snapshot: &Snapshot) -> Response {
+    let (id, hint) = (snapshot.id, html::hint(&snapshot.record.hint));
+    let phase = phase_name(snapshot.phase());
+    show(&Notice {
+        page: Page::new(admin, visitor, Section::Keys, "Settle a key").await,
+        heading: format!("The key {hint} is not in doubt"),
+        sentences: vec![format!("It is {}. Only a key in doubt can be settled.", html::word(phase))],
+        facts: vec![
+            ("State", html::named(phase)),
+            ("Claimed", html::when(snapshot.record.claimed_at)),
+            ("Changed", html::when(snapshot.record.changed_at)),
+            ("Key ID", Html::text(id)),
+        ],
+        links: vec![
+            ("Show the key", format!("/keys/{id}")),
+            ("Keys in doubt", "/keys?phase=in_doubt".to_owned()),
+        ],
+    })
 }
 
 /// Shows the preview first; the second form settles.
@@ -107,7 +134,8 @@ pub(super) async fn settle(
             happened: form.get("happened").to_owned(),
             status: form.get("status").trim().to_owned(),
             headers: form.get("headers").to_owned(),
-            body: form.get("body").to_owned(),
+            // Browsers send lines of a text area with a carriage return.
+            body: form.get("body").replace("\r\n", "\n"),
             reason: form.get("reason").trim().to_owned(),
         };
         let (_, snapshot) = find(&admin.engine, &id).await?;
@@ -125,7 +153,7 @@ pub(super) async fn settle(
         };
         if form.get("step") != "settle" {
             let preview = match (preview.answer, &asked.outcome) {
-                (Some(answer), _) => Preview::Answer(answer),
+                (Some(answer), _) => Preview::Answer(answer, preview.not_stored),
                 (None, Some(outcome)) => Preview::Outcome(outcome.get().to_owned()),
                 (None, None) => Preview::Run,
             };
@@ -156,25 +184,32 @@ impl SettleFields {
         }
     }
 
-    /// `{status, headers, body}` of the answer.
+    /// `{status, headers, body}` of the answer. The body is a text, so that it is stored exactly as it was typed.
     fn answer(&self) -> Result<String, String> {
-        let status: u16 = self.status.parse().map_err(|_| "Status: give a number such as 201.".to_owned())?;
+        let status: u16 =
+            self.status.parse().map_err(|_| "Status of the answer: give a number such as 201.".to_owned())?;
         let mut headers = Map::new();
         for line in self.headers.lines().map(str::trim).filter(|line| !line.is_empty()) {
             let (name, value) = line
                 .split_once(':')
                 .ok_or_else(|| format!("Headers: expected Name: value, found {line:?}."))?;
-            headers.insert(name.trim().to_owned(), Value::String(value.trim().to_owned()));
+            let (name, value) = (name.trim().to_ascii_lowercase(), value.trim());
+            if headers.contains_key(&name) {
+                return Err(format!("Headers: {name} is given twice; give one line with both values."));
+            }
+            headers.insert(name, Value::from(value));
         }
-        let mut parts =
-            vec![format!("\"status\":{status}"), format!("\"headers\":{}", Value::Object(headers))];
-        let body = self.body.trim();
-        if !body.is_empty() {
-            // JSON keeps its text; anything else is a text.
-            let raw = serde_json::from_str::<&RawValue>(body).map(|raw| raw.get().to_owned());
-            parts.push(format!("\"body\":{}", raw.unwrap_or_else(|_| json!(self.body).to_string())));
+        let is_json = || serde_json::from_str::<IgnoredAny>(&self.body).is_ok();
+        if !headers.contains_key("content-type") && is_json() {
+            headers.insert("content-type".to_owned(), Value::from("application/json"));
         }
-        Ok(format!("{{{}}}", parts.join(",")))
+        let mut answer = Map::new();
+        answer.insert("status".to_owned(), Value::from(status));
+        answer.insert("headers".to_owned(), Value::Object(headers));
+        if !self.body.is_empty() {
+            answer.insert("body".to_owned(), Value::from(self.body.as_str()));
+        }
+        Ok(Value::Object(answer).to_string())
     }
 }
 
@@ -191,13 +226,28 @@ mod tests {
             body: r#"{"big": 12345678901234567890123}"#.into(),
             reason: "asked the bank".into(),
         };
-        let outcome = fields.request(true).unwrap().outcome.unwrap();
-        assert_eq!(
-            outcome.get(),
-            r#"{"status":201,"headers":{"Location":"/charges/1"},"body":{"big": 12345678901234567890123}}"#
-        );
-        let text = SettleFields { body: "plain <b>".into(), headers: String::new(), ..fields.clone() };
-        assert!(text.request(true).unwrap().outcome.unwrap().get().ends_with(r#""body":"plain <b>"}"#));
+        let given = |fields: &SettleFields| -> Value {
+            serde_json::from_str(fields.request(true).unwrap().outcome.unwrap().get()).unwrap()
+        };
+        let answer = given(&fields);
+        assert_eq!((&answer["status"], &answer["headers"]["location"]), (&201.into(), &"/charges/1".into()));
+        // The body is stored as it was typed, and its type follows from it.
+        for (body, media) in [
+            (r#"{"big": 12345678901234567890123}"#, Some("application/json")),
+            (r#""one""#, Some("application/json")),
+            (" {\"a\":1}\n", Some("application/json")),
+            ("plain <b> ", None),
+        ] {
+            let answer = given(&SettleFields { body: body.into(), ..fields.clone() });
+            assert_eq!(
+                (answer["body"].as_str(), answer["headers"]["content-type"].as_str()),
+                (Some(body), media)
+            );
+        }
+        let typed = SettleFields { headers: "Content-Type: text/plain".into(), ..fields.clone() };
+        assert_eq!(given(&typed)["headers"]["content-type"], "text/plain");
+        let twice = SettleFields { headers: "Link: </a>\nlink: </b>".into(), ..fields.clone() };
+        assert!(twice.request(true).is_err_and(|error| error.contains("given twice")));
         assert!(SettleFields { status: "x".into(), ..fields.clone() }.request(true).is_err());
         assert!(SettleFields { happened: String::new(), ..fields.clone() }.request(true).is_err());
         assert!(SettleFields { body: "not json".into(), ..fields.clone() }.request(false).is_err());

@@ -6,6 +6,7 @@ use askama::Template;
 use axum::extract::{Path, Query, State};
 use axum::http::Uri;
 use axum::response::Response;
+use semel::time::Timestamp;
 use semel_pipeline::delivery::{Delivery, DeliveryState};
 use semel_pipeline::id::DeliveryId;
 use semel_pipeline::ledger::{self, DeliveryFilter};
@@ -14,7 +15,7 @@ use serde::Deserialize;
 use super::dead_letters::Attempts;
 use super::html::{self, Html};
 use super::overview::TargetCard;
-use super::page::{Confirm, Next, Page, Section, answer, go, show as show_page};
+use super::page::{Confirm, Next, Notice, Page, Section, answer, go, show as show_page};
 use super::strip::Strip;
 use super::visitor::{Submission, Visitor};
 use super::{Did, actions};
@@ -43,8 +44,10 @@ pub(super) async fn list(
         admin.pipeline()?;
         let page = Page::new(&admin, &visitor, Section::Targets, "Targets").await.with_message(did.code());
         let targets = TargetCard::all(&admin).unwrap_or_default();
+        // The message stays while the page follows its targets.
+        let shown = html::query(&[("did", did.code().unwrap_or_default())]);
         Ok(show_page(&TargetsPage {
-            page: page.refreshed_from("/targets".to_owned()),
+            page: page.refreshed_from(format!("/targets{shown}")),
             targets,
             may_pause: visitor.may(&actions::PAUSE_TARGET),
         }))
@@ -63,11 +66,44 @@ pub(super) struct DeliveryRow {
     pub(super) error: String,
     pub(super) letter: Option<String>,
     pub(super) created: Html,
+    /// When the next attempt starts, or what it waits for.
     pub(super) due: Option<Html>,
 }
 
+/// Targets that get nothing at present: a delivery to one of them waits, also if it is due.
+#[derive(Default)]
+pub(super) struct HeldTargets {
+    paused: Vec<String>,
+    /// Targets whose circuit breaker is open, and until when.
+    open: Vec<(String, Timestamp)>,
+}
+
+impl HeldTargets {
+    pub(super) fn read(admin: &Admin) -> Self {
+        let cards = TargetCard::all(admin).unwrap_or_default();
+        let mut held = Self::default();
+        for card in cards {
+            held.open.extend(card.breaker_open_until.map(|until| (card.name.clone(), until)));
+            held.paused.extend(Some(card.name).filter(|_| card.is_paused));
+        }
+        held
+    }
+
+    /// When the next attempt of a delivery starts.
+    fn due(&self, delivery: &Delivery) -> Html {
+        let open = self.open.iter().find(|(target, _)| *target == delivery.target);
+        if self.paused.contains(&delivery.target) {
+            Html::trusted("after the target is resumed")
+        } else if open.is_some_and(|(_, until)| delivery.due_at < *until) {
+            Html::trusted("when the circuit breaker allows")
+        } else {
+            html::when(delivery.due_at)
+        }
+    }
+}
+
 impl DeliveryRow {
-    pub(super) fn new(delivery: &Delivery) -> Self {
+    pub(super) fn new(delivery: &Delivery, held: &HeldTargets) -> Self {
         Self {
             id: delivery.id.to_string(),
             event: delivery.event.to_string(),
@@ -78,7 +114,7 @@ impl DeliveryRow {
             error: delivery.error.clone().unwrap_or_default(),
             letter: delivery.letter.map(|letter| letter.to_string()),
             created: html::when(delivery.created_at),
-            due: delivery.state.is_takeable().then(|| html::when(delivery.due_at)),
+            due: delivery.state.is_takeable().then(|| held.due(delivery)),
         }
     }
 }
@@ -138,12 +174,13 @@ pub(super) async fn show(
         let pairs = [("state", query.state.as_str()), ("tenant", &query.tenant)];
         let next = Next::new(&card.path(), &pairs, found.next.as_deref());
         let message = query.did.clone();
+        let held = HeldTargets::read(&admin);
         Ok(show_page(&TargetPage {
             states: DeliveryState::ALL.into_iter().map(|state| (state.as_str(), count(state))).collect(),
             page: page.with_message(message.as_deref()),
             card,
             query,
-            rows: found.items.iter().map(DeliveryRow::new).collect(),
+            rows: found.items.iter().map(|delivery| DeliveryRow::new(delivery, &held)).collect(),
             next,
             may_replay: visitor.may(&actions::START_REPLAY),
             may_pause: visitor.may(&actions::PAUSE_TARGET),
@@ -170,9 +207,10 @@ pub(super) async fn delivery(
         let id: DeliveryId = id_of(&id)?;
         let found = admin.pipeline()?.ledger.delivery(id).await?;
         let found = found.ok_or_else(|| Refusal::not_found(format!("there is no delivery {id}")))?;
+        let page = Page::new(&admin, &visitor, Section::Targets, format!("Delivery {id}")).await;
         Ok(show_page(&DeliveryPage {
-            page: Page::new(&admin, &visitor, Section::Targets, format!("Delivery {id}")).await,
-            row: DeliveryRow::new(&found.delivery),
+            page,
+            row: DeliveryRow::new(&found.delivery, &HeldTargets::read(&admin)),
             target: found.delivery.target.clone(),
             attempts: Attempts::new(&found.attempts),
         }))
@@ -205,8 +243,19 @@ async fn change_page(
     reason: &str,
 ) -> Result<Response, Refusal> {
     admin.pipeline()?;
+    // The form shows the state as it is now, not as it was some seconds ago.
+    Strip::forget(admin).await;
     let page = Page::new(admin, visitor, Section::Targets, "Change a target").await;
     let card = TargetCard::of(admin, name)?;
+    if let Some(heading) = nothing_to_change(admin, name, action).await? {
+        return Ok(show_page(&Notice {
+            page,
+            heading,
+            sentences: vec![format!("There is nothing to {}.", action.name())],
+            facts: facts(&card),
+            links: vec![("Show the target", card.path())],
+        }));
+    }
     let waiting: u64 = card.backlog.iter().map(|(_, count)| count).sum();
     let (verb, effect, command) = match action {
         TargetAction::Pause => (
@@ -235,15 +284,16 @@ async fn change_page(
             actions::RETRY_TARGET.command,
         ),
     };
-    let mut facts = vec![("State", card.state.clone())];
-    if !card.explanation.is_empty() {
-        facts.push(("Why", card.explanation.clone()));
+    let mut effects = vec![effect];
+    if action == TargetAction::Resume && card.breaker_open_until.is_some() {
+        let sentence = "Its circuit breaker is open: deliveries wait until the breaker allows the next call.";
+        effects.push(sentence.to_owned());
     }
     Ok(show_page(&Confirm {
         page,
         heading: format!("{verb} the target {name}"),
-        effects: vec![effect],
-        facts,
+        effects,
+        facts: facts(&card),
         fields: Html::default(),
         path: format!("{}/{}", card.path(), action.name()),
         button: format!("{verb} this target"),
@@ -253,6 +303,33 @@ async fn change_page(
         problem,
         reason: reason.to_owned(),
     }))
+}
+
+/// The state of a target, and why it is so.
+fn facts(card: &TargetCard) -> Vec<(&'static str, Html)> {
+    let mut facts = vec![("State", card.state.clone())];
+    if !card.explanation.is_empty() {
+        facts.push(("Why", card.explanation.clone()));
+    }
+    if let Some(until) = card.breaker_open_until.filter(|_| card.is_paused) {
+        let text = format!("open, the next call is possible {}", html::when(until));
+        facts.push(("Circuit breaker", Html::trusted(text)));
+    }
+    facts
+}
+
+/// Why an action would change nothing.
+async fn nothing_to_change(
+    admin: &Admin,
+    name: &str,
+    action: TargetAction,
+) -> Result<Option<String>, Refusal> {
+    let is_paused = admin.pipeline()?.ledger.paused_targets().await?.iter().any(|pause| pause.target == name);
+    Ok(match action {
+        TargetAction::Resume if !is_paused => Some(format!("The target {name} is not paused")),
+        TargetAction::Pause if is_paused => Some(format!("The target {name} is already paused")),
+        TargetAction::Pause | TargetAction::Resume | TargetAction::Retry => None,
+    })
 }
 
 /// Pauses, resumes or retries a target.
@@ -265,6 +342,9 @@ pub(super) async fn change(
     let visitor = form.visitor.clone();
     let action = action_of(&uri);
     answer(&admin, &visitor, async {
+        if nothing_to_change(&admin, &name, action).await?.is_some() {
+            return change_page(&admin, &visitor, &name, action, None, "").await;
+        }
         let asked = ChangeRequest { reason: form.get("reason").to_owned() };
         let (own, caller, target) = (Arc::clone(&admin), visitor.caller.clone(), name.clone());
         let change = async move { change_target(&own, &caller, target, &asked, action).await };

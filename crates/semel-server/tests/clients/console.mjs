@@ -82,6 +82,11 @@ async function play(context) {
     else if (verb === "sees") await page.waitForSelector(one);
     else if (verb === "mark") await page.waitForFunction((text) => document.querySelector("#live").textContent === text, one);
     else if (verb === "focused") await page.waitForFunction((selector) => document.activeElement.matches(selector), one);
+    else if (verb === "inview") await page.waitForFunction((selector) => {
+      const box = document.querySelector(selector).getBoundingClientRect();
+      return box.left >= 0 && box.right <= innerWidth;
+    }, one);
+    else if (verb === "lower") await page.waitForFunction(([selector, most]) => document.querySelector(selector).offsetHeight < most, [one, two]);
     else if (verb === "url") await page.waitForURL((url) => url.pathname.startsWith(one));
     else if (verb === "shot") await page.screenshot({ path: join(orders.out, `${one}.png`) });
     else throw new Error(`unknown step ${verb}`);

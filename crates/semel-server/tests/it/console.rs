@@ -8,6 +8,7 @@ mod demo;
 mod flows;
 mod inert;
 mod scale;
+mod states;
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

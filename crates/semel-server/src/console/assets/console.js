@@ -4,7 +4,7 @@
 const search = document.querySelector("#search");
 const liveMark = document.querySelector("#live");
 
-// Replaces an element by the server's version of it, unless somebody works in it.
+// Replaces elements by the server's version of them, except those in which somebody works.
 function swap(html) {
   const parsed = new DOMParser().parseFromString(html, "text/html");
   for (const fresh of parsed.querySelectorAll("[data-live]")) {
@@ -13,6 +13,30 @@ function swap(html) {
     current.replaceWith(document.adoptNode(fresh));
   }
   tickAges();
+}
+
+// A search that reads the store in parts goes on while the page is open. Each part has what the parts before it found.
+const pause = (milliseconds) => new Promise((done) => { setTimeout(done, milliseconds); });
+async function searchOn() {
+  let next = document.querySelector("#found")?.dataset.nextPart;
+  while (next) {
+    await pause(300);
+    if (document.hidden) continue;
+    let html;
+    try {
+      const answer = await fetch(next, { headers: { "x-semel-refresh": "1" }, redirect: "error" });
+      if (!answer.ok) return;
+      html = await answer.text();
+    } catch {
+      await pause(3000);
+      continue;
+    }
+    // Somebody may be reading with the keyboard: the results wait for them.
+    const found = document.querySelector("#found");
+    while (found.contains(document.activeElement)) await pause(500);
+    swap(html);
+    next = document.querySelector("#found")?.dataset.nextPart;
+  }
 }
 
 // The server names the page's own address where a page follows something that changes.
@@ -54,22 +78,43 @@ async function connectAgain() {
   setTimeout(listen, 5000);
 }
 
+// Without the server the page is old, and says so. A message comes every three seconds; a lost network sends no error.
+const offline = document.querySelector("#offline");
+let heard = Date.now();
+let isLost = false;
+function showConnection() {
+  const silence = Date.now() - heard;
+  const isOld = !ended && !document.hidden && silence > (isLost ? 5000 : 12000);
+  if (offline.hidden !== isOld) return;
+  offline.hidden = !isOld;
+  document.body.classList.toggle("is-offline", isOld);
+  // Without a zone: it is the time on the clock of whoever reads it.
+  const since = new Date(heard).toLocaleTimeString("en-GB");
+  offline.textContent = isOld ? `No connection to the server since ${since}; what you see is older.` : "";
+}
+function hear() {
+  heard = Date.now();
+  isLost = false;
+  showConnection();
+}
+
 let stream = null;
 function listen() {
   if (ended || document.hidden || (stream && stream.readyState !== EventSource.CLOSED)) return;
   stream = new EventSource("/console/live");
-  stream.addEventListener("open", () => { liveMark.textContent = "live"; });
-  stream.addEventListener("tick", (event) => { swap(event.data); refresh(); });
+  stream.addEventListener("open", () => { liveMark.textContent = "live"; hear(); });
+  stream.addEventListener("tick", (event) => { hear(); swap(event.data); refresh(); });
   // The browser connects again by itself, also after a restart of the server, unless the server refused: then we ask later.
   stream.addEventListener("error", () => {
     if (ended) return;
     liveMark.textContent = "reconnecting …";
+    isLost = true;
     if (stream.readyState === EventSource.CLOSED) connectAgain();
   });
 }
 // A hidden page needs no stream.
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) { listen(); return; }
+  if (!document.hidden) { hear(); listen(); return; }
   if (stream) stream.close();
   if (!ended) liveMark.textContent = "";
 });
@@ -115,7 +160,13 @@ document.addEventListener("change", (event) => {
   for (const box of event.target.form.querySelectorAll("tbody input[type=checkbox]")) box.checked = event.target.checked;
 });
 
+// On a narrow screen the navigation scrolls: the current page is in its middle.
+const menu = document.querySelector(".nav");
+const current = menu?.querySelector("[aria-current]");
+if (current) menu.scrollLeft = current.offsetLeft - menu.offsetLeft - (menu.clientWidth - current.offsetWidth) / 2;
+
 if (search) {
   listen();
-  setInterval(tickAges, 1000);
+  searchOn();
+  setInterval(() => { tickAges(); showConnection(); }, 1000);
 }

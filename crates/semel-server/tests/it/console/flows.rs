@@ -160,7 +160,7 @@ fn an_open_page_shows_new_numbers_by_itself() {
     });
 }
 
-// Consoles connect again by themselves after the server was restarted.
+// Consoles connect again by themselves after the server was restarted. Until then the page says that it is old.
 #[test]
 fn an_open_page_survives_a_restart() {
     let folder = tempfile::tempdir().unwrap();
@@ -168,6 +168,7 @@ fn an_open_page_survives_a_restart() {
     let first = Semel::start(&["--store", &store]);
     let url = first.admin_url().to_owned();
     let (address, told) = (url.strip_prefix("http://").unwrap(), &folder.path().join("told"));
+    let seen = &folder.path().join("seen");
     std::thread::scope(|scope| {
         let page = scope.spawn(|| {
             let steps = json!([
@@ -175,13 +176,19 @@ fn an_open_page_survives_a_restart() {
                 ["mark", "live"],
                 ["tell", told],
                 ["mark", "reconnecting …"],
-                ["mark", "live"]
+                ["expect", "No connection to the server since"],
+                ["sees", "body.is-offline"],
+                ["tell", seen],
+                ["mark", "live"],
+                ["sees", "body:not(.is-offline)"],
+                ["absent", "No connection to the server"],
             ]);
             browse(&json!({ "url": url, "variants": ["light"], "steps": steps }))
         });
         wait::until("the page listens", PATIENCE, || told.exists()).unwrap();
         assert!(first.admin().get("/metrics").text().contains("semel_console_streams 1"));
         first.kill();
+        wait::until("the page says that it is old", PATIENCE, || seen.exists()).unwrap();
         let mut command = crate::kit::semel();
         command.args(["serve", "--admin", address, "--store", &store]);
         let _second = Semel::spawn(command);
@@ -290,4 +297,41 @@ fn a_refresh_keeps_the_filter_and_the_page() {
     assert_eq!(refreshed(&page), page);
     let list = format!("/replays?cursor={}", u32::MAX);
     assert_eq!(refreshed(&list), list);
+}
+
+// A search for a key reads the store in parts, until it has found it or has read all.
+#[test]
+fn a_search_goes_on_by_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(super::scale::fill(&data, 20_000, 0));
+    runtime.shutdown_timeout(std::time::Duration::from_secs(10));
+    let semel = Semel::start(&["--store", &format!("embedded:{}", data.display())]);
+    let steps = json!([
+        ["goto", "/search?q=00019998"],
+        ["expect", "00019998…"],
+        ["goto", "/keys?hint=0001999"],
+        ["expect", "00019990…"],
+        ["expect", "00019999…"],
+        ["absent", "Search on"],
+        ["goto", "/keys?hint=zebra"],
+        ["expect", "No keys match"],
+        ["absent", "No match so far"],
+    ]);
+    browse(&json!({ "url": semel.admin_url(), "variants": ["light"], "steps": steps }));
+}
+
+// On a phone the current entry of the navigation is visible, and the status strip has no cell of several lines.
+#[test]
+fn a_phone_shows_the_current_entry() {
+    let world = World::start(Tokens::None);
+    let steps = json!([
+        ["goto", "/audit"],
+        ["inview", ".nav [aria-current]"],
+        ["lower", ".strip > :nth-child(2)", 36],
+        ["goto", "/configuration"],
+        ["inview", ".nav [aria-current]"],
+    ]);
+    browse(&json!({ "url": world.semel.admin_url(), "variants": ["phone"], "steps": steps }));
 }

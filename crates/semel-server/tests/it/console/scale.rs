@@ -16,7 +16,7 @@ use crate::kit::Semel;
 
 const ERRORS: [&str; 4] = ["no member total", "not JSON at all", "the type is missing", "too deeply nested"];
 
-async fn fill(folder: &std::path::Path, keys: usize, letters: usize) {
+pub(super) async fn fill(folder: &std::path::Path, keys: usize, letters: usize) {
     let store = Arc::new(EmbeddedStore::open(folder).unwrap());
     let engine = Engine::builder(Arc::clone(&store) as Arc<dyn semel::store::Store>).build().unwrap();
     let mut tasks = tokio::task::JoinSet::new();

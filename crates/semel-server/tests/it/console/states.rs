@@ -1,0 +1,398 @@
+//! Pages show what is so, keep what was typed, and say why there is nothing to do.
+
+use std::io::Read as _;
+
+use rustix::process::Signal;
+use semel_testbed::wait;
+use serde_json::{Value, json};
+
+use super::{Person, Tokens, World};
+use crate::kit::PATIENCE;
+
+/// The words of a page, without its elements.
+fn words(page: &str) -> String {
+    let mut text = String::new();
+    for part in page.split('<') {
+        text.push_str(part.split_once('>').map_or(part, |(_, rest)| rest));
+        text.push(' ');
+    }
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The entries of a story at one place, oldest first.
+fn entries(world: &World, id: &str, place: &str) -> Vec<Value> {
+    let story = world.api().get(&format!("/v1/story/{id}")).expect(200);
+    let all = story["timeline"].as_array().unwrap().iter();
+    all.filter(|entry| entry["place"] == place).cloned().collect()
+}
+
+// A settled answer with the content-length 3 and a body of 24 bytes could be read by no client, and no settlement is undone.
+// Headers of a connection are refused now, and headers that are never stored are named.
+#[test]
+fn an_answer_with_headers_of_the_connection_is_refused() {
+    let world = World::start(Tokens::None);
+    let filled = world.fill();
+    let person = Person::local(&world);
+    let settle = format!("/keys/{}/settle", filled.doubt);
+    let api = |path: &str, header: &str| {
+        let outcome = json!({ "status": 201, "headers": { header: "3" }, "body": { "id": "ch_9" } });
+        let asked = json!({ "reason": "asked the bank", "outcome": outcome }).to_string();
+        world.api().post(&format!("/v1/keys/{}/{path}", filled.doubt), &asked)
+    };
+    for header in [
+        "Content-Length",
+        "connection",
+        "transfer-encoding",
+        "keep-alive",
+        "te",
+        "trailer",
+        "upgrade",
+        "proxy-x",
+    ] {
+        for path in ["preview", "settle"] {
+            let refused = api(path, header).expect(400);
+            let detail = refused["detail"].as_str().unwrap();
+            assert!(
+                detail.contains("leave out the header") && detail.contains(&header.to_ascii_lowercase()),
+                "{detail}"
+            );
+        }
+        let headers = format!("{header}: 3");
+        let fields = [
+            ("happened", "done"),
+            ("status", "201"),
+            ("headers", headers.as_str()),
+            ("body", "{}"),
+            ("reason", "asked the bank"),
+            ("step", "settle"),
+        ];
+        let refused = person.submit("/", &settle, &fields);
+        assert!(
+            refused.status == 200 && refused.text().contains("leave out the header"),
+            "{}",
+            refused.text()
+        );
+    }
+    let shown = api("preview", "Set-Cookie").expect(200);
+    assert_eq!(shown["not_stored"], json!(["Set-Cookie"]), "{shown:#}");
+    let fields = [
+        ("happened", "done"),
+        ("status", "201"),
+        ("headers", "Date: now\nLocation: /x"),
+        ("reason", "asked the bank"),
+    ];
+    let preview = words(&person.submit("/", &settle, &fields).text());
+    assert!(preview.contains("Left out, because it is never stored: date ."), "{preview}");
+    let phase = world.api().get(&format!("/v1/keys/{}", filled.doubt)).expect(200)["phase"].clone();
+    assert_eq!(phase, "in_doubt", "nothing was changed");
+}
+
+// The console read a typed body as JSON and lost its quotes and its last line.
+#[test]
+fn a_settled_answer_has_the_typed_body() {
+    let world = World::start(Tokens::None);
+    world.fill();
+    let person = Person::local(&world);
+    for (number, body, media) in
+        [(1, "\"one\"", Some("application/json")), (2, " {\"a\":1}\n", Some("application/json"))]
+    {
+        let found = world.api().get("/v1/keys?phase=in_doubt").expect(200);
+        let of_number = |item: &&Value| item["request"]["path"] == format!("/lost/{number}");
+        let id = found["items"].as_array().unwrap().iter().find(of_number).unwrap()["id"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        let typed = body.replace('\n', "\r\n");
+        let fields = [
+            ("happened", "done"),
+            ("status", "201"),
+            ("body", typed.as_str()),
+            ("reason", "r"),
+            ("step", "settle"),
+        ];
+        let settled = person.submit("/", &format!("/keys/{id}/settle"), &fields);
+        assert_eq!(settled.status, 303, "{}", settled.text());
+        let answered =
+            world.client(&format!("lost-{number}"), "again").post(&format!("/lost/{number}"), "{}");
+        assert_eq!((answered.text().as_str(), answered.header("content-type")), (body, media));
+    }
+}
+
+// An open page delayed the stop of the server by the whole drain timeout, with a warning about remaining requests.
+#[test]
+fn an_open_page_does_not_delay_the_stop() {
+    let mut world = World::start(Tokens::None);
+    let mut stream = Person::local(&world).listen(&world);
+    world.semel.signal(Signal::TERM);
+    stream.read_to_end(&mut Vec::new()).expect("the stream ends");
+    assert!(world.semel.wait().success());
+    assert!(!world.semel.log().contains("drain timeout"), "{}", world.semel.log());
+}
+
+// The record has the last claim only, with the fence of its last change. Earlier claims, and why a key went in doubt, are known from
+// the requests.
+#[test]
+fn a_timeline_keeps_what_happened() {
+    let world = World::start(Tokens::None);
+    let filled = world.fill();
+    let person = Person::local(&world);
+    let id = filled.doubt.as_str();
+    let claims = || entries(&world, id, "claim");
+    let whats = || -> Vec<String> {
+        claims().iter().map(|entry| entry["what"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(whats(), ["claimed", "in_doubt"]);
+    let error = claims()[1]["error"].as_str().unwrap().to_owned();
+    assert!(error.contains("may or may not have taken effect"), "{error}");
+    assert!(claims()[0]["fence"].is_number());
+    let first = claims()[1]["request_id"].as_str().unwrap().to_owned();
+
+    // It did not happen, the next request runs it, and its answer is lost too.
+    let settle = |what: Value| {
+        let mut asked = what;
+        asked["reason"] = "asked the bank".into();
+        world.api().post(&format!("/v1/keys/{id}/settle"), &asked.to_string()).expect(200);
+    };
+    settle(json!({ "run": true }));
+    let number = first.trim_start_matches("lost-");
+    assert!(world.client(&first, "second").post(&format!("/lost/{number}"), "{}").status >= 500);
+    assert_eq!(whats(), ["claimed", "in_doubt", "claimed", "in_doubt"]);
+    let of = |name: &str| -> Vec<Value> { claims().iter().map(|entry| entry[name].clone()).collect() };
+    assert_eq!(of("request_id"), [first.as_str(), &first, "second", "second"]);
+    assert_eq!(of("attempt")[2], 2);
+
+    settle(json!({ "outcome": { "status": 201 } }));
+    assert_eq!(whats(), ["claimed", "in_doubt", "claimed", "in_doubt", "done"]);
+    assert_eq!(of("fence"), vec![Value::Null; 5], "the fence is that of the settlement");
+    let page = words(&person.get(&format!("/keys/{id}")).text());
+    assert!(page.contains("claim in doubt") && page.contains("may or may not have taken effect"), "{page}");
+}
+
+// A search that goes on shows what its earlier parts have found, and does not deny it at the end.
+#[test]
+fn a_search_that_goes_on_keeps_its_hits() {
+    let world = World::start(Tokens::None);
+    let filled = world.fill();
+    let person = Person::local(&world);
+    let progress = format!("cursor={}&searched=5400&found={}", "f".repeat(32), filled.done);
+    for path in ["/keys?hint=zzz", "/search?q=zzz"] {
+        let page = person.get(&format!("{path}&{progress}")).text();
+        assert!(page.contains(&filled.done) && page.contains("order-77…"), "{page}");
+        for denial in ["No keys match", "Nothing found", "No match so far", "Search on"] {
+            assert!(!page.contains(denial), "{denial} on {path}");
+        }
+    }
+    // Keys in doubt are first.
+    let doubtful = person.get("/keys?hint=lost").text();
+    assert!(doubtful.find(&filled.doubt).is_some(), "{doubtful}");
+    assert_eq!(person.get("/keys?hint=lost&cursor=nonsense").status, 400);
+}
+
+// A target that gets its deliveries was offered to be resumed, and said so afterwards.
+#[test]
+fn what_is_not_paused_is_not_resumed() {
+    let crm = "[[target]]\nname = \"crm\"\nurl = \"http://127.0.0.1:9/\"\nevents = [\"crm.*\"]\nretry = { max_attempts = 5 }\n\
+               breaker = { failure_calls = 1, failure_percent = 1, rest = \"60s\", longest_rest = \"60s\" }\n";
+    let world = World::with_config(Tokens::None, crm);
+    world.fill();
+    let person = Person::local(&world);
+    let lines = || world.api().get("/v1/audit").expect(200)["items"].as_array().unwrap().len();
+    let form = person.get("/targets/billing/resume");
+    assert_eq!(form.status, 200);
+    assert!(form.text().contains("The target billing is not paused"), "{}", form.text());
+    assert!(!form.text().contains("name=\"reason\""), "{}", form.text());
+    let resumed = person.submit("/", "/targets/billing/resume", &[("reason", "r")]);
+    assert!(resumed.status == 200 && resumed.text().contains("is not paused"), "{}", resumed.text());
+    assert_eq!(lines(), 0, "nothing was done");
+
+    let event = |kind: &str, key: &str| {
+        let event = json!({ "type": kind, "dedupe_key": key, "payload": {} }).to_string();
+        world.api().post("/v1/events", &event).expect(201)["id"].as_str().unwrap().to_owned()
+    };
+    event("crm.lead", "lead-1");
+    let breaker = || {
+        let targets = world.api().get("/v1/targets").expect(200);
+        let crm = targets["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|target| target["name"] == "crm")
+            .unwrap()
+            .clone();
+        crm["breaker"] == "open"
+    };
+    wait::until("the breaker is open", PATIENCE, breaker).unwrap();
+    for target in ["crm", "billing"] {
+        let paused =
+            person.submit("/", &format!("/targets/{target}/pause"), &[("reason", "they move house")]);
+        assert_eq!(paused.status, 303, "{}", paused.text());
+    }
+    let again = person.get("/targets/billing/pause").text();
+    assert!(
+        again.contains("The target billing is already paused") && again.contains("they move house"),
+        "{again}"
+    );
+    let late = event("order.paid", "late");
+    let page = words(&person.get("/targets/billing").text());
+    assert!(page.contains("after the target is resumed"), "{page}");
+    let delivery = world.api().get(&format!("/v1/events/{late}")).expect(200);
+    let ids = delivery["deliveries"].as_array().unwrap().iter();
+    let waiting =
+        ids.filter(|one| one["target"] == "billing").map(|one| one["id"].as_str().unwrap()).next().unwrap();
+    let page = words(&person.get(&format!("/deliveries/{waiting}")).text());
+    assert!(page.contains("Next attempt after the target is resumed"), "{page}");
+    let form = person.get("/targets/billing/resume").text();
+    assert!(form.contains("name=\"reason\"") && !form.contains("circuit breaker is open"), "{form}");
+    wait::until("the resume form names the breaker", PATIENCE, || {
+        breaker()
+            && person
+                .get("/targets/crm/resume")
+                .text()
+                .contains("deliveries wait until the breaker allows the next call")
+    })
+    .unwrap();
+}
+
+// The form to settle was open for keys that cannot be settled.
+#[test]
+fn only_a_key_in_doubt_has_the_form_to_settle() {
+    let world = World::start(Tokens::None);
+    let filled = world.fill();
+    let person = Person::local(&world);
+    let page = person.get(&format!("/keys/{}/settle", filled.done)).text();
+    assert!(words(&page).contains("It is done. Only a key in doubt can be settled."), "{page}");
+    assert!(!page.contains("name=\"happened\""), "{page}");
+    let fields = [("happened", "run"), ("reason", "r")];
+    let refused = person.submit("/", &format!("/keys/{}/settle", filled.done), &fields).text();
+    assert!(refused.contains("is not in doubt") && !refused.contains("name=\"happened\""), "{refused}");
+    assert!(person.get(&format!("/keys/{}/settle", filled.doubt)).text().contains("name=\"happened\""));
+}
+
+// A mistyped number lost the plan and everything else that was typed.
+#[test]
+fn a_typing_error_keeps_the_plan_and_what_was_typed() {
+    let world = World::start(Tokens::None);
+    world.fill();
+    let person = Person::local(&world);
+    let plan = person.get("/replays/new?status=failed&targets=warehouse").text();
+    let fingerprint = super::actions::hidden(&plan, "fingerprint");
+    let fields = |rate: &'static str, concurrency: &'static str| {
+        [
+            ("status", "failed"),
+            ("targets", "warehouse"),
+            ("planned", "6"),
+            ("fingerprint", fingerprint.as_str()),
+            ("canary", "2"),
+            ("rate", rate),
+            ("concurrency", concurrency),
+            ("reason", "warehouse is back"),
+        ]
+    };
+    for (rate, concurrency, problem) in [
+        ("fast", "4", "Items a second: expected a number, found \"fast\""),
+        ("-1", "4", "Items a second: expected items a second"),
+        ("2", "0", "In progress at most: expected at least 1"),
+    ] {
+        let page = person.submit("/", "/replays", &fields(rate, concurrency)).text();
+        let text = page.replace("&quot;", "\"").replace("&#34;", "\"");
+        assert!(text.contains(problem), "{problem} in {text}");
+        assert!(text.contains("Approve and replay 6"), "the plan is kept: {text}");
+        for (name, value) in
+            [("canary", "2"), ("rate", rate), ("concurrency", concurrency), ("reason", "warehouse is back")]
+        {
+            let field =
+                text.split("<input ").find(|input| input.starts_with(&format!("id=\"{name}\""))).unwrap();
+            assert!(field.contains(&format!("value=\"{value}\"")), "{name} is kept: {field}");
+        }
+    }
+    assert_eq!(world.api().get("/v1/replays").expect(200)["items"], json!([]), "nothing was started");
+}
+
+// "The replay has started." stayed above a finished replay, and the bar of one that had sent nothing looked full.
+#[test]
+fn a_replay_shows_its_state() {
+    let world = World::start(Tokens::None);
+    world.fill();
+    let person = Person::local(&world);
+    let bar = |page: &str| {
+        let (_, rest) = page.split_once("<svg class=\"bar\"").expect("a bar");
+        rest.split_once("</svg>").unwrap().0.contains("<rect")
+    };
+    world.warehouse.answer_with(200);
+    world.api().post("/v1/targets/warehouse/pause", r#"{"reason": "wait"}"#).expect(200);
+    let start = r#"{"status": "failed", "targets": ["warehouse"], "reason": "back"}"#;
+    let job = world.api().post("/v1/replays", start).expect(201)["id"].as_str().unwrap().to_owned();
+    let path = format!("/replays/{job}?did=started");
+    let state = || world.api().get(&format!("/v1/replays/{job}")).expect(200);
+    let page = person.get(&path).text();
+    if state()["counts"]["released"] == 0 {
+        assert!(!bar(&page), "nothing was sent: {page}");
+    }
+    assert!(page.contains("The replay has started."), "{page}");
+    assert!(page.contains(&format!("data-refresh=\"{path}\"")), "the message stays while it is so: {page}");
+    world.api().post("/v1/targets/warehouse/resume", r#"{"reason": "go on"}"#).expect(200);
+    wait::until("it is done", PATIENCE, || state()["state"] == "done").unwrap();
+    let page = person.get(&path).text();
+    assert!(!page.contains("The replay has started.") && bar(&page), "{page}");
+}
+
+// A browser got the JSON of the API at an address that does not exist.
+#[test]
+fn an_unknown_address_has_a_page() {
+    let world = World::start(Tokens::Some);
+    let admin = world.semel.admin();
+    let browser = |person: &Person| person.http.with("accept", "text/html,application/xhtml+xml,*/*;q=0.8");
+    let viewer = Person::log_in(&world, "viewer");
+    for path in ["/keyz", "/dead-letters/x/y/z", "/v2/keys"] {
+        let page = browser(&viewer).get(path);
+        assert_eq!((page.status, page.header("content-type")), (404, Some("text/html; charset=utf-8")));
+        assert!(
+            page.text().contains("there is no page at this address") && page.text().contains("<nav"),
+            "{}",
+            page.text()
+        );
+        assert!(page.header("content-security-policy").is_some());
+        // Nobody else sees the frame, and programs get the document.
+        assert_eq!(browser(&Person::local(&world)).get(path).status, 303);
+        assert_eq!(admin.get(path).status, 401);
+        assert_eq!(world.api().get(path).expect(404)["code"], "not_found");
+    }
+    assert_eq!(
+        world.api().with("accept", "text/html").get("/v1/keys/x").header("content-type"),
+        Some("application/problem+json")
+    );
+    assert_eq!(browser(&viewer).with("host", "evil.example").get("/keyz").status, 403);
+}
+
+// The second form for the same dead letters answered with a list of ten refusals.
+#[test]
+fn dead_letters_that_were_discarded_before_are_one_sentence() {
+    let world = World::start(Tokens::None);
+    world.fill();
+    let person = Person::local(&world);
+    let form = person.get("/dead-letters/discard?status=pending&target=warehouse").text();
+    let ids = super::actions::hidden(&form, "ids");
+    let fields =
+        [("status", "pending"), ("target", "warehouse"), ("ids", ids.as_str()), ("reason", "test data")];
+    assert_eq!(person.submit("/", "/dead-letters/discard", &fields).status, 303);
+    let again = person.submit("/", "/dead-letters/discard", &fields);
+    assert_eq!(again.status, 200, "{}", again.text());
+    assert!(words(&again.text()).contains("All 6 were already discarded."), "{}", again.text());
+    let back = "href=\"/dead-letters/list?status=pending&#38;target=warehouse\"";
+    let page = again.text().replace("&amp;", "&#38;");
+    assert!(page.contains(back) && !page.contains("dlq_"), "{page}");
+}
+
+// Eight characters of a key are stored. An ellipsis marks a key that may go on, and no other.
+#[test]
+fn an_ellipsis_marks_a_key_that_goes_on() {
+    let world = World::start(Tokens::None);
+    world.fill();
+    let event = json!({ "type": "order.paid", "dedupe_key": "order-1000", "payload": {} }).to_string();
+    world.api().post("/v1/events", &event).expect(201);
+    let person = Person::local(&world);
+    let events = person.get("/events").text();
+    assert!(events.contains(">order-10…</td>") && events.contains(">order-1</td>"), "{events}");
+    let keys = person.get("/keys").text();
+    assert!(keys.contains(">order-77…</a>") && keys.contains(">lost-1</a>"), "{keys}");
+}
