@@ -20,6 +20,8 @@ use crate::{
     wait::{self, PATIENCE},
 };
 
+/// How long a server may take to start: one that was killed reads its log first, which is long after a long test.
+const START: Duration = Duration::from_secs(180);
 /// How often a new server tries another port.
 const PORT_TRIES: usize = 8;
 
@@ -84,7 +86,7 @@ impl Daemon {
         let mut process = Process::spawn(command, &self.folder, self.ending)?;
         let pid = process.pid().as_raw_nonzero().get().unsigned_abs();
         let what = format!("{} is ready", self.name);
-        let outcome = wait::for_some(&what, PATIENCE, || {
+        let outcome = wait::for_some(&what, START, || {
             if let Some(status) = process.exited() {
                 let log = tail(self.log().get(skip..).unwrap_or_default());
                 return Err(Error::Start { name: self.name, status: status.to_string(), log });
