@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::listing::{Listed, Pages, Paging};
-use super::remote::{QueryString, cell, encode, get, members, print, read_input, send};
+use super::remote::{QueryString, cell, encode, get, members, print, read_input, send, texts};
 use super::screen::{age, confirm, moment, printable, write_line};
 use super::table::table;
 use crate::admin::keys::{FindRequest, ForgetRequest, SettleRequest};
@@ -288,6 +288,10 @@ fn explain(preview: &Value) -> anyhow::Result<()> {
     } else {
         eprintln!("Every request with this key will get:");
         answer_lines(answer).iter().for_each(|line| eprintln!("  {line}"));
+        let left_out = texts(&preview["not_stored"]);
+        if !left_out.is_empty() {
+            eprintln!("Not stored, as with every answer: {left_out}");
+        }
     }
     Ok(())
 }
