@@ -33,6 +33,7 @@
 //! - [`proxy`]: the fault proxy.
 //! - [`resp`]: a minimal client for Redis, for the harness and for short queries in tests.
 //! - [`fuzz`]: a fuzzer for stable Rust.
+//! - [`timing`]: whether the time of an operation tells two kinds of inputs apart.
 //! - [`wait`]: waiting for a condition with a deadline.
 //! - `daemon`, `process`, `folder`, `ports`, `programs`: shared by all servers: start and restart, the process tree, the folder and its
 //!   watcher, ports, and the paths of the programs.
@@ -59,6 +60,8 @@ pub mod redis;
 pub mod resp;
 #[cfg(feature = "harness")]
 pub mod sentinel;
+#[cfg(feature = "harness")]
+pub mod timing;
 pub mod wait;
 
 #[cfg(feature = "harness")]

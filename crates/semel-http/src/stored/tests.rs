@@ -100,6 +100,24 @@ proptest! {
     }
 }
 
+// Stored answers outlive the version that wrote them.
+#[test]
+fn the_format_never_changes() {
+    let mut headers = HeaderMap::new();
+    headers.insert("etag", HeaderValue::from_static("v1"));
+    let mut trailers = HeaderMap::new();
+    trailers.insert("x-sum", HeaderValue::from_static("9"));
+    let kept = keep(StatusCode::CREATED, &headers, &[Bytes::from_static(b"body")], Some(&trailers), &all());
+    let expected: &[u8] = b"\x01\xc9\x00\x01\x00\x01\x00\
+        \x04\x00\x02\x00\x00\x00etagv1\
+        \x05\x00\x01\x00\x00\x00x-sum9";
+    assert_eq!(kept.metadata(), expected);
+    let Replay::Answer(answer) = replay(&Arc::new(Outcome::new(KIND, "body").with_metadata(expected))) else {
+        panic!("what an earlier version has stored is an answer");
+    };
+    assert_eq!((answer.status(), &answer.headers()["etag"]), (StatusCode::CREATED, &headers["etag"]));
+}
+
 // Sensitive and hop-by-hop headers, and the mark of an answer from the record, are not stored.
 #[test]
 fn what_belongs_to_one_client_or_moment_is_not_kept() {

@@ -259,3 +259,59 @@ async fn a_malformed_request_learns_nothing_of_the_key() {
     kit.send(post_body("k", "{}")).await;
     assert_eq!(kit.send(post_body("k", "{")).await, before);
 }
+
+/// The same form with this boundary: what clients send that draw a new boundary for each try.
+fn form(boundary: &str) -> Request<Body> {
+    let body = format!(
+        "--{boundary}\r\nContent-Disposition: form-data; name=\"amount\"\r\n\r\n42\r\n--{boundary}--\r\n"
+    );
+    typed(post_body("k", body), &format!("multipart/form-data; boundary={boundary}"))
+}
+
+/// The same request with another `Content-Type`.
+fn typed(mut request: Request<Body>, content_type: &str) -> Request<Body> {
+    request.headers_mut().insert("content-type", content_type.parse().unwrap());
+    request
+}
+
+// A retry with another boundary has other bytes: it is refused as documented, and never runs the effect a second time.
+#[tokio::test]
+async fn multipart_boundary() {
+    let kit = Kit::new(Upstream::counting());
+    kit.send(form("first")).await;
+    assert!(kit.send(form("first")).await.is_replay(), "a client that keeps its boundary is answered");
+    kit.send(form("second")).await.assert_problem(422, "conflict");
+    // The header alone counts too: a boundary in it decides how the handler reads the body.
+    let mixed = typed(form("first"), "multipart/form-data; boundary=other");
+    kit.send(mixed).await.assert_problem(422, "conflict");
+    // A form has no JSON value: where JSON is compared, it is refused before anything happens.
+    let json = json_kit();
+    json.send(form("first")).await.assert_problem(400, "body_malformed");
+    assert_eq!((kit.upstream.calls(), json.upstream.calls()), (1, 0));
+}
+
+/// `{"amount":42}`, compressed with `gzip -1`.
+const GZIP_FAST: [u8; 33] = [
+    0x1f, 0x8b, 0x08, 0, 0, 0, 0, 0, 0x04, 0x03, 0xab, 0x56, 0x4a, 0xcc, 0xcd, 0x2f, 0xcd, 0x2b, 0x51, 0xb2,
+    0x32, 0x31, 0xaa, 0x05, 0, 0x09, 0xdf, 0x61, 0xfb, 0x0d, 0, 0, 0,
+];
+
+// A retry that compresses the same payload with another level has other bytes. The guard never inflates a body to find out.
+#[tokio::test]
+async fn reencoded_body() {
+    // Of another level: the header of gzip names it.
+    let mut best = GZIP_FAST;
+    best[8] = 0x02;
+    let request = |body: &[u8]| with(post_body("k", body.to_vec()), "content-encoding", "gzip");
+    let kit = Kit::new(Upstream::counting());
+    kit.send(request(&GZIP_FAST)).await;
+    assert_eq!(kit.upstream.last().body, &GZIP_FAST[..], "the handler gets the bytes of the client");
+    assert!(kit.send(request(&GZIP_FAST)).await.is_replay(), "the same bytes are the same request");
+    kit.send(request(&best)).await.assert_problem(422, "conflict");
+    kit.send(post_body("k", "{\"amount\":42}")).await.assert_problem(422, "conflict");
+    // The bytes alone do not name the encoding: without its header they are another request.
+    kit.send(post_body("k", GZIP_FAST.to_vec())).await.assert_problem(422, "conflict");
+    let json = json_kit();
+    json.send(request(&GZIP_FAST)).await.assert_problem(400, "body_malformed");
+    assert_eq!((kit.upstream.calls(), json.upstream.calls()), (1, 0));
+}

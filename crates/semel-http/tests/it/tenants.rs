@@ -2,6 +2,7 @@
 
 use http::Response;
 use semel_http::Body;
+use semel_testbed::timing::{self, Class};
 
 use crate::kit::{Answered, Kit, Upstream, is_proof, post, post_body};
 
@@ -74,4 +75,40 @@ async fn a_foreign_key_cannot_be_seen() {
     let taken = kit.send(request).await;
     assert_eq!((foreign.status, &foreign.headers), (taken.status, &taken.headers));
     assert_eq!((foreign.body.len(), taken.text()), (taken.body.len(), "call 3"));
+}
+
+// timing: how long a request takes does not say whether another caller has used its key.
+#[test]
+fn timing_of_a_miss_does_not_reveal_a_foreign_key() {
+    let samples = if is_proof() { 100_000 } else { 1_500 };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let kit = Kit::new(Upstream::new(|_, _| async { Ok(Response::new(Body::from("{}"))) }));
+    let request = |who: &str, key: &str| {
+        let mut request = post(key);
+        request.headers_mut().insert("authorization", format!("Bearer {who}").parse().unwrap());
+        request
+    };
+    let prepare = |class: Class, number: usize| {
+        let key = format!("key-{number:08}");
+        // The same preparation for both: only whose key it is differs.
+        let other = if class == Class::A { key.clone() } else { format!("yek-{number:08}") };
+        runtime.block_on(kit.send(request("alice", &other)));
+        request("mallory", &key)
+    };
+    let miss = |request| {
+        assert!(!runtime.block_on(kit.send(request)).is_replay(), "it is a miss for this caller");
+    };
+    assert!(!timing::differ(samples, prepare, miss), "a foreign key can be seen by its time");
+
+    // The measurement can see what it looks for: a key of the caller's own that exists.
+    let prepare = |class: Class, number: usize| {
+        let key = format!("own-{number:08}");
+        let mine = if class == Class::A { key.clone() } else { format!("nwo-{number:08}") };
+        runtime.block_on(kit.send(request("mallory", &mine)));
+        request("mallory", &key)
+    };
+    let lookup = |request| {
+        runtime.block_on(kit.send(request));
+    };
+    assert!(timing::differ(samples.min(1_500), prepare, lookup));
 }

@@ -6,6 +6,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::promises::sources;
+
 /// Licences that let anybody ship Semel.
 const ALLOWED: &[&str] = &[
     "0BSD",
@@ -69,7 +71,7 @@ fn is_allowed(licence: &str) -> bool {
 }
 
 #[test]
-fn every_licence_is_allowed() {
+fn supply_chain_every_licence_is_allowed() {
     let metadata = metadata();
     let refused: Vec<String> = packages(&metadata)
         .iter()
@@ -80,7 +82,7 @@ fn every_licence_is_allowed() {
 }
 
 #[test]
-fn the_rules_for_cargo_deny_are_the_same() {
+fn supply_chain_rules_for_cargo_deny_are_the_same() {
     let rules = std::fs::read_to_string(root().join("deny.toml")).expect("it is there");
     let section = |name: &str| {
         let from = rules.find(name).unwrap_or_else(|| panic!("{name} in deny.toml"));
@@ -134,7 +136,7 @@ fn shipped(metadata: &Value) -> BTreeSet<String> {
 }
 
 #[test]
-fn nothing_is_shipped_in_two_versions() {
+fn supply_chain_nothing_is_shipped_in_two_versions() {
     let metadata = metadata();
     let shipped = shipped(&metadata);
     let mut versions: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -156,7 +158,7 @@ fn the_tree_stays_small() {
 }
 
 #[test]
-fn every_crate_takes_the_lints_of_the_workspace() {
+fn supply_chain_every_crate_forbids_unsafe_code() {
     let metadata = metadata();
     for package in packages(&metadata).iter().filter(|package| package["source"].is_null()) {
         let manifest =
@@ -165,4 +167,56 @@ fn every_crate_takes_the_lints_of_the_workspace() {
     }
     let workspace = std::fs::read_to_string(root().join("Cargo.toml")).expect("the manifest can be read");
     assert!(workspace.contains("unsafe_code = \"forbid\""));
+}
+
+/// Every package of the lock file comes from the registry with a checksum, or is a part of this workspace.
+#[test]
+fn supply_chain_every_package_is_pinned() {
+    let lock = std::fs::read_to_string(root().join("Cargo.lock")).expect("the lock file can be read");
+    let packages: Vec<&str> = lock.split("[[package]]").skip(1).collect();
+    assert!(packages.len() > 100, "the lock file is read");
+    let member = |name: &str| name.starts_with("semel");
+    for package in packages {
+        let value = |name: &str| {
+            let line = package.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = \""));
+            line.map(|value| value.trim_end_matches('"'))
+        };
+        let name = value("name").expect("a package has a name");
+        match (value("source"), value("checksum")) {
+            (None, None) => assert!(member(name), "{name} has no source"),
+            (Some(source), Some(checksum)) => {
+                assert!(source.starts_with("registry+"), "{name} comes from {source}");
+                assert_eq!(checksum.len(), 64, "{name}");
+            }
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+}
+
+/// Hash maps whose hasher an attacker could predict, each with the reason why no attacker chooses its keys.
+const UNKEYED: &[(&str, &str)] = &[
+    ("crates/semel/src/store/memory/shard.rs", "its keys are hashes under the secret of the deployment"),
+    ("crates/semel-testbed/src/fuzz.rs", "seeds of the fuzzer, by test name"),
+];
+
+/// A client that can choose keys with equal hashes makes a map slow. Maps therefore hash under a random key.
+#[test]
+fn hash_flood_no_map_has_an_unkeyed_hasher() {
+    const WORDS: [&str; 6] =
+        ["BuildHasherDefault", "DefaultHasher", "FxHash", "rustc_hash", "AHash", "nohash"];
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(root().join("crates")).expect("the crates are there") {
+        sources(&entry.expect("a folder can be read").path().join("src"), &mut files);
+    }
+    assert!(files.len() > 300, "the sources are read");
+    let mut found = BTreeSet::new();
+    for file in files {
+        let text = std::fs::read_to_string(&file).expect("a source can be read");
+        if WORDS.iter().any(|word| text.contains(word)) {
+            let name = file.strip_prefix(root()).expect("it is below").to_string_lossy().into_owned();
+            found.insert(name);
+        }
+    }
+    let known: BTreeSet<String> = UNKEYED.iter().map(|(file, _)| (*file).to_owned()).collect();
+    assert_eq!(found, known, "list a map with its reason, or use the standard hasher");
 }

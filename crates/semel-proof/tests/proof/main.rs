@@ -5,6 +5,7 @@ mod crash;
 mod hygiene;
 mod model;
 mod multi_process;
+mod promises;
 mod publish;
 mod schedules;
 mod snippets;

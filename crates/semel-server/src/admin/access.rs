@@ -251,6 +251,8 @@ fn without_port(host: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use semel_testbed::timing::{self, Class};
+
     use super::*;
 
     // admin_auth: every role against every right.
@@ -310,5 +312,33 @@ mod tests {
         {
             assert_eq!(without_port(host), name);
         }
+    }
+
+    // timing: how long a login takes does not say how much of a token was guessed.
+    #[test]
+    fn timing_of_a_login_does_not_reveal_a_token() {
+        let token = |number: usize| format!("{number:02}-{}", "correct horse battery staple ".repeat(4));
+        let caller = |number: usize| Caller { name: format!("t{number}"), tenant: None, role: Role::Viewer };
+        let tokens = (0..20).map(|number| (blake3::hash(token(number).as_bytes()), caller(number))).collect();
+        let access = Access { tokens, hosts: Hosts::Any };
+        // All but the last character right against nothing right, of the same length.
+        let near = format!("{}!", token(0).trim_end());
+        let far = "x".repeat(near.len());
+        let prepare = |class: Class, _| if class == Class::A { near.clone() } else { far.clone() };
+        let login = |given: String| assert!(access.find(Some(&given)).is_err(), "neither is a token");
+        assert!(!timing::differ(5_000, prepare, login), "a right beginning can be seen by its time");
+
+        // The measurement can see what it looks for: a comparison that ends at the first difference.
+        let long = token(0).repeat(50);
+        let prepare = |class: Class, _| match class {
+            Class::A => long.clone(),
+            Class::B => format!("x{}", &long[1..]),
+        };
+        let compare = |given: String| {
+            std::hint::black_box(
+                given.bytes().zip(long.bytes()).take_while(|(one, other)| one == other).count(),
+            );
+        };
+        assert!(timing::differ(5_000, prepare, compare));
     }
 }

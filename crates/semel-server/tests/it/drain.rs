@@ -45,6 +45,55 @@ fn what_is_under_way_finishes() {
     assert_eq!(upstream.calls("k0"), 1);
 }
 
+// kill_in_drain: a process that is killed while it drains leaves what a crash leaves. What had ended is replayed, what had begun is
+// in doubt, and nothing runs a second time.
+#[test]
+fn kill_in_drain_is_a_crash() {
+    const MANY: usize = 20;
+    let upstream = Upstream::start();
+    let folder = tempfile::tempdir().unwrap();
+    let (file, data) = (folder.path().join("semel.toml"), folder.path().join("data"));
+    let text = format!(
+        "[gateway]\nlisten = \"127.0.0.1:0\"\nupstream = \"{}\"\nscope = \"single-tenant\"\n[admin]\nlisten = \"127.0.0.1:0\"\n\
+         [store]\nurl = \"embedded:{}\"\n[[route]]\nmatch = \"POST /**\"\nlease = \"1s\"\nwait = \"0s\"\n",
+        upstream.url(),
+        data.display()
+    );
+    std::fs::write(&file, text).unwrap();
+    let semel = Semel::with_config(&file, &[]);
+    assert_eq!(semel.gateway().with("idempotency-key", "ended").post("/quick", "{}").status, 201);
+    let keys: Vec<String> = (0..MANY).map(|number| format!("k{number}")).collect();
+    let calls: Vec<_> = keys
+        .iter()
+        .map(|key| {
+            let gateway = semel.gateway().with("idempotency-key", key);
+            std::thread::spawn(move || gateway.try_send("POST", "/slow", "{}"))
+        })
+        .collect();
+    let begun = || keys.iter().all(|key| upstream.calls(key) == 1);
+    wait::until("all are in progress", PATIENCE, begun).unwrap();
+    semel.signal(Signal::TERM);
+    semel.logged("stopping");
+    semel.kill();
+    for call in calls {
+        assert!(call.join().unwrap().is_err(), "its connection was cut");
+    }
+    upstream.open();
+
+    let semel = Semel::with_config(&file, &[]);
+    let admin = semel.admin();
+    let in_doubt = || admin.get("/v1/keys?phase=in_doubt").expect(200)["items"].as_array().unwrap().len();
+    wait::until("every key is in doubt", PATIENCE, || in_doubt() == MANY).unwrap();
+    for key in &keys {
+        let retry = semel.gateway().with("idempotency-key", key).post("/slow", "{}");
+        assert_eq!(retry.expect(409)["code"], "in_doubt");
+        assert_eq!(upstream.calls(key), 1);
+    }
+    let ended = semel.gateway().with("idempotency-key", "ended").post("/quick", "{}");
+    assert_eq!((ended.status, ended.header("idempotent-replayed")), (201, Some("true")));
+    assert_eq!(upstream.calls("ended"), 1);
+}
+
 // second_signal: a forced end is a crash, with its semantics: in doubt, never a second effect.
 #[test]
 fn a_second_signal_does_not_wait() {

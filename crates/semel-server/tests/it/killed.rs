@@ -1,10 +1,13 @@
 //! The gateway is killed between the upstream's call and the record. In full form, 500 times: `./scripts/prove
 //! gateway-kill`.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
 use semel_testbed::wait;
 use serde_json::{Value, json};
 
-use crate::kit::{Answer, Http, PATIENCE, Semel, Upstream, semel};
+use crate::kit::{Answer, Http, LARGE, PATIENCE, Semel, Upstream, semel};
 
 /// Calls in progress at each kill.
 const TOGETHER: usize = 2;
@@ -171,6 +174,43 @@ fn keyed_calls_again_with_the_same_derived_key() {
             assert_eq!(bench.upstream.calls(key), 0, "the client's key never crosses");
         }
         assert_eq!(bench.upstream.keys(), seen, "no further key was ever sent");
+        semel.kill();
+    }
+}
+
+// crash_mid_reply: the gateway dies while it sends the answer. Its client has a part of it and no connection; a retry gets the whole
+// answer, and the upstream is not called again.
+#[test]
+fn crash_mid_reply() {
+    let bench =
+        Bench::new("[[route]]\nmatch = \"POST /large\"\nresponse_limit = \"32MiB\"\nlease = \"500ms\"");
+    for round in 0..rows(20) {
+        let key = format!("k-{round}");
+        let semel = bench.start();
+        let mut stream = TcpStream::connect(semel.gateway_url().trim_start_matches("http://")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let head = format!(
+            "POST /large HTTP/1.1\r\nhost: a\r\nidempotency-key: {key}\r\ncontent-length: 2\r\n\r\n{{}}"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut received = vec![0; 64 << 10];
+        stream.read_exact(&mut received).unwrap();
+        semel.kill();
+        // What the kernel still holds, then the end of the connection.
+        let _ = stream.read_to_end(&mut received);
+        assert!(received.len() < LARGE, "the answer was sent whole before the kill");
+        assert!(
+            stream.write_all(head.as_bytes()).is_err() || !stream.read(&mut [0]).is_ok_and(|bytes| bytes > 0),
+            "nothing more comes over this connection"
+        );
+
+        let semel = bench.start();
+        let answer = semel.gateway().with("idempotency-key", &key).post("/large", "{}");
+        assert_eq!((answer.status, answer.header("idempotent-replayed")), (201, Some("true")));
+        let body = received.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
+        assert!(answer.body.starts_with(&received[body..]), "the retry gets the answer that had begun");
+        assert_eq!(answer.json()["fill"].as_str().map(str::len), Some(LARGE));
+        assert_eq!(bench.upstream.calls(&key), 1);
         semel.kill();
     }
 }

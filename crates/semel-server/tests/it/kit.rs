@@ -18,7 +18,7 @@ use semel_testbed::wait;
 pub(crate) use self::http::{Answer, Http};
 pub(crate) use self::proxy::{Action, Direction, HoldingProxy};
 pub(crate) use self::sink::Sink;
-pub(crate) use self::upstream::Upstream;
+pub(crate) use self::upstream::{LARGE, Upstream};
 
 /// How long anything may take before a test fails. Generous: the machine may be busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

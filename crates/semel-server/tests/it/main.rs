@@ -37,6 +37,7 @@ mod probe_race;
 mod real_clients;
 mod records_upgrade;
 mod reload;
+mod rolling_upgrade;
 mod runbook;
 mod scarce;
 mod sealed;

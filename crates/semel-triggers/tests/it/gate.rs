@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel_testbed::{Redis, RedisCluster};
+use semel_testbed::resp::Reply;
+use semel_testbed::{Redis, RedisCluster, wait};
 use semel_triggers::gate::{Gate, GateDecision, GateMode, GateReason, Limit};
 
 use super::buffer_at;
@@ -166,4 +167,28 @@ async fn it_works_on_a_cluster() {
     }
     assert_eq!(all, 35);
     assert_eq!(gate.counters().count(GateReason::FailedOpen), 0);
+}
+
+// gate_slot_leak: the gate has no slots that a dead process could keep. What it admitted counts until its window ends, and nothing
+// that it keeps in Redis stays longer.
+#[tokio::test(flavor = "multi_thread")]
+async fn gate_slot_leak_cannot_happen() {
+    let redis = Redis::start().expect("a Redis");
+    let limit = Limit { threshold: 10, window: Duration::from_secs(4), hold: Duration::from_millis(50) };
+    for round in 0..2 {
+        // A process is admitted as often as it may be, and is gone without a word.
+        let gate = Gate::new(buffer_at(&redis.url()), GateMode::On, limit, None);
+        assert_eq!(passed(&gate, "a", 15).await, 10, "after {round} dead processes");
+        drop(gate);
+        let Reply::Array(keys) = redis.tell(&["KEYS", "*"]).expect("keys") else { panic!("a list") };
+        assert!(!keys.is_empty(), "the gate keeps its count in Redis");
+        for key in keys.iter().map(Reply::text) {
+            let left = redis.tell(&["PTTL", &key]).expect("an answer");
+            let ends = matches!(left, Reply::Int(left) if left == -2 || (0..=4_000).contains(&left));
+            assert!(ends, "{key} ends with its window: {left:?}");
+        }
+        let is_empty = || matches!(redis.tell(&["DBSIZE"]), Ok(Reply::Int(0)));
+        tokio::task::block_in_place(|| wait::until("the window ends", Duration::from_secs(30), is_empty))
+            .expect("it ends");
+    }
 }

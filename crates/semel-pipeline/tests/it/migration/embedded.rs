@@ -51,6 +51,16 @@ async fn a_ledger_of_format_3_works() {
     check(&*ledger, include_str!("../../fixtures/format-3/embedded.txt")).await;
 }
 
+/// The format of this version, as its first release wrote it.
+#[tokio::test]
+async fn a_ledger_of_format_4_works() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = include_bytes!("../../fixtures/format-4/embedded.db");
+    std::fs::write(folder.path().join("semel.db"), file).expect("the file is written");
+    let ledger = open(folder.path()).await;
+    check(&*ledger, include_str!("../../fixtures/format-4/embedded.txt")).await;
+}
+
 #[tokio::test]
 async fn every_index_is_kept() {
     let folder = fixture();

@@ -57,6 +57,16 @@ async fn a_ledger_of_format_3_works() {
     assert_eq!(server.sql(differ).expect("a count"), "0");
 }
 
+/// The format of this version, as its first release wrote it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ledger_of_format_4_works() {
+    let server = Postgres::start().expect("a server");
+    server.sql(include_str!("../../fixtures/format-4/postgres.sql")).expect("the fixture is restored");
+    let ledger = open(&server).await;
+    check(&*ledger, include_str!("../../fixtures/format-4/postgres.txt")).await;
+    assert_eq!(relay(ledger).await, Relayed { accepted: 1, ..Relayed::default() });
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_index_is_kept_and_every_object_is_renamed() {
     let server = fixture();

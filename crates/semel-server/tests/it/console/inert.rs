@@ -61,7 +61,7 @@ fn hostile_target(texts: Vec<String>) -> String {
 }
 
 #[test]
-fn stored_scripts_stay_inert() {
+fn stored_xss_stays_inert() {
     let hostile = hostile_target(payloads());
     let more = format!(
         "[[target]]\nname = \"hostile\"\nurl = \"{hostile}\"\nevents = [\"hostile.*\"]\nretry = {{ max_attempts = 1 }}\nschedule = []\n\

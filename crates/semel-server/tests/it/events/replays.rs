@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use semel_testbed::wait;
+use semel_testbed::{Redis, wait};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{Bench, count, event, publish, target};
-use crate::kit::{Http, PATIENCE, Semel, Sink, run};
+use crate::kit::{Http, PATIENCE, Semel, Sink, metric, run};
 
 fn in_full() -> bool {
     std::env::var_os("SEMEL_PROVE").is_some()
@@ -393,4 +393,33 @@ fn a_job_survives_the_server() {
     // What a killed server had sent may still be in the target's hands when the next one begins.
     assert!(most <= 16 * 2, "{most} at once");
     println!("{count_of} dead letters replayed, the server killed {killed} times");
+}
+
+// replay_done: what has ended is answered from the record, however it comes again: published, replayed, or read from a stream.
+#[test]
+fn replay_done_sends_nothing_again() {
+    let (sink, redis) = (Sink::start(), Redis::start().unwrap());
+    let source =
+        format!("[[source]]\nkind = \"redis-stream\"\nurl = \"{}\"\nstream = \"orders\"", redis.url());
+    let bench = Bench::new(&format!("{}\n{source}\n", target("all", &sink, "")));
+    let semel = bench.start();
+    let admin = semel.admin();
+    let first = publish(&admin, &event("a", "k"));
+    wait::until("it is delivered", PATIENCE, || count(&admin, "done") == 1).unwrap();
+
+    let again = admin.post("/v1/events", &event("a", "k").to_string()).expect(200);
+    assert_eq!(again["id"], json!(first), "the first event answers");
+    let (done, told) = replay(&semel, &["--event-id", &first, "--targets", "all", "--dry-run"]);
+    assert!(done && told.contains("0 to run, 1 to skip"), "{told}");
+    let (done, told) = replay(&semel, &["--event-id", &first, "--targets", "all"]);
+    assert!(done, "{told}");
+    let payload = event("a", "k")["payload"].to_string();
+    let fields = ["XADD", "orders", "*", "type", "a", "dedupe_key", "k", "payload", &payload];
+    redis.tell(&fields).unwrap();
+    let duplicates = "semel_source_messages_total{stream=\"orders\",outcome=\"duplicate\"}";
+    wait::until("the duplicate is counted", PATIENCE, || metric(&admin, duplicates) >= 1.0).unwrap();
+    // The order of deliveries: had one of them been sent again, it would have been sent before this one.
+    publish(&admin, &event("a", "later"));
+    wait::until("a later one is delivered", PATIENCE, || count(&admin, "done") == 2).unwrap();
+    assert_eq!((sink.calls(), sink.effects().len()), (2, 2));
 }

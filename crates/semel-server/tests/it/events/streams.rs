@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use semel_testbed::{Postgres, Redis, wait};
+use semel_testbed::resp::Reply;
+use semel_testbed::{FaultProxy, Postgres, Redis, wait};
 use serde_json::json;
 
 use super::{count, target};
-use crate::kit::{PATIENCE, Semel, Sink, metric};
+use crate::kit::{Action, Direction, HoldingProxy, PATIENCE, Semel, Sink, metric};
 
 fn in_full() -> bool {
     std::env::var_os("SEMEL_PROVE").is_some()
@@ -136,4 +137,70 @@ fn what_happens_to_a_stream_is_counted() {
     redis.restart().unwrap();
     add("3");
     wait::until("it heals", PATIENCE, || sink.effects().len() == 3).unwrap();
+}
+
+/// How many messages the group has read and not acknowledged.
+fn pending(redis: &Redis) -> i64 {
+    match redis.tell(&["XPENDING", "orders", "semel"]).unwrap() {
+        Reply::Array(parts) => match parts.first() {
+            Some(Reply::Int(count)) => *count,
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    }
+}
+
+// ack_before_publish: a message is acknowledged only when the ledger has it. Without the ledger none is, and none is lost with the
+// process that read them.
+#[test]
+fn ack_before_publish_never_happens() {
+    const MESSAGES: usize = 20;
+    let (redis, postgres, sink) = (Redis::start().unwrap(), Postgres::start().unwrap(), Sink::start());
+    let (to_redis, to_postgres) =
+        (HoldingProxy::before(redis.addr()), FaultProxy::before(postgres.addr()).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("semel.toml");
+    let text = format!(
+        "drain = \"5s\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n\
+         [ledger]\nurl = \"{}\"\nlease = \"2s\"\n{}\n\
+         [[source]]\nkind = \"redis-stream\"\nurl = \"redis://{}\"\nstream = \"orders\"\nmin_idle = \"1s\"\n",
+        postgres.url_at(to_postgres.addr(), "postgres"),
+        target("all", &sink, ""),
+        to_redis.addr(),
+    );
+    std::fs::write(&file, text).unwrap();
+    let add = |key: &str| {
+        redis.tell(&["XADD", "orders", "*", "type", "a", "dedupe_key", key, "payload", "{}"]).unwrap();
+    };
+    let accepted = || postgres.sql("SELECT count(*) FROM semel.ledger_event").unwrap();
+
+    // With a ledger: its event is there before the acknowledgement reaches Redis.
+    let semel = Semel::with_config(&file, &[]);
+    to_redis.trap("XACK", Direction::ToServer, Action::Hold);
+    add("first");
+    to_redis.caught("the acknowledgement is on its way");
+    assert_eq!((accepted().as_str(), pending(&redis)), ("1", 1));
+    to_redis.release();
+    wait::until("it is acknowledged", PATIENCE, || pending(&redis) == 0).unwrap();
+    // The next process has another secret, in memory: what it delivers again, it delivers under another key.
+    wait::until("it is delivered", PATIENCE, || count(&semel.admin(), "done") == 1).unwrap();
+
+    // Without: what was read stays unacknowledged, also when the process is killed.
+    to_postgres.hold(semel_testbed::Direction::ToServer);
+    (0..MESSAGES).for_each(|number| add(&format!("o-{number}")));
+    // It reads no more than it can hold until the ledger answers.
+    wait::until("messages are read", PATIENCE, || pending(&redis) > 0).unwrap();
+    let read = pending(&redis);
+    semel.logged("store unavailable");
+    assert!(pending(&redis) >= read, "no message is acknowledged without a ledger");
+    assert_eq!(accepted(), "1");
+    semel.kill();
+    to_postgres.cut();
+    to_postgres.heal();
+
+    let semel = Semel::with_config(&file, &[]);
+    wait::until("all are delivered", PATIENCE, || count(&semel.admin(), "done") == MESSAGES + 1).unwrap();
+    wait::until("all are acknowledged", PATIENCE, || pending(&redis) == 0).unwrap();
+    assert_eq!(accepted(), (MESSAGES + 1).to_string());
+    assert_eq!(sink.effects().len(), MESSAGES + 1);
 }

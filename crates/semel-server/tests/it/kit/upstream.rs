@@ -82,6 +82,9 @@ impl Upstream {
     }
 }
 
+/// The size of an answer to `/large`: more than the buffers of a connection hold.
+pub(crate) const LARGE: usize = 24 << 20;
+
 fn answer(stream: &TcpStream, shared: &Shared) -> Option<()> {
     let mut reader = BufReader::new(stream);
     let (mut line, mut length, mut key) = (String::new(), 0, String::new());
@@ -120,6 +123,13 @@ fn answer(stream: &TcpStream, shared: &Shared) -> Option<()> {
         let answer = "HTTP/1.1 201 Created\r\nx-request-id: upstream-1\r\ncontent-length";
         let mut stream = stream;
         return stream.write_all(format!("{answer}: {}\r\n\r\n{body}", body.len()).as_bytes()).ok();
+    }
+    if path == "/v1/orders" {
+        return write(stream, "201 Created", &format!("{{\"id\": \"ch_{number}\"}}"));
+    }
+    if path == "/large" {
+        let fill = "x".repeat(LARGE);
+        return write(stream, "201 Created", &format!("{{\"call\": {number}, \"fill\": \"{fill}\"}}"));
     }
     if path == "/slow" {
         let mut open = shared.open.lock();

@@ -210,6 +210,31 @@ mod tests {
         assert_eq!((shard.len(), shard.places.len(), shard.free.len()), (0, 0, 0));
     }
 
+    // hash_flood: keys that a client found to share a bucket under one secret are spread under the secret of a deployment, which
+    // the client does not know.
+    #[test]
+    fn hash_flood() {
+        use crate::key::Key;
+        use crate::secret::Secret;
+
+        /// Bits of the hash that choose a bucket of a table with some thousand entries.
+        const BUCKETS: u64 = 1 << 10;
+        let bucket = |id: KeyId| BuildHasherDefault::<IdHasher>::default().hash_one(id) % BUCKETS;
+        let id = |secret: &Secret, number: usize| {
+            Key::new("pay").scope("mallory").value(number.to_string()).id(secret).expect("a key is valid")
+        };
+        let (known, of_deployment) = (Secret::from_bytes([1; 32]), Secret::from_bytes([2; 32]));
+        let crafted: Vec<usize> =
+            (0..200_000).filter(|number| bucket(id(&known, *number)) == 0).take(128).collect();
+        assert_eq!(crafted.len(), 128, "they collide under the secret for which they were made");
+        let mut load = std::collections::BTreeMap::<u64, usize>::new();
+        for number in crafted {
+            *load.entry(bucket(id(&of_deployment, number))).or_default() += 1;
+        }
+        assert!(load.len() > 100, "{} buckets", load.len());
+        assert!(load.values().all(|keys| *keys <= 5), "{load:?}");
+    }
+
     #[test]
     fn the_tail_of_an_id_is_its_hash() {
         let id = KeyId::from_bytes(std::array::from_fn(|i| i as u8));

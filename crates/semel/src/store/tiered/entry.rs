@@ -151,6 +151,25 @@ mod tests {
         assert_eq!(TieredEntry::decode(&[busy(Owner::random()).encode(), vec![0]].concat()), None);
     }
 
+    // Processes of two versions read the copies of each other during an upgrade.
+    #[test]
+    fn the_format_never_changes() {
+        let entry = busy(Owner::from_bytes([3; 16]));
+        let mut expected = vec![1];
+        expected.extend(PRESENT.0.to_le_bytes());
+        expected.extend([0xd0, 0x07, 0, 0, 0, 0, 0, 0].repeat(2));
+        expected.extend(PAYLOAD.as_bytes());
+        expected.push(0);
+        expected.extend([3; 16]);
+        assert_eq!(entry.encode(), expected);
+        expected.truncate(57);
+        expected.push(1);
+        // Kind, metadata, a kept body.
+        expected.extend(b"\x04\0\0\0text\x04\0\0\0meta\0once");
+        assert_eq!(done().encode(), expected);
+        assert_eq!(TieredEntry::decode(&expected), Some(done()));
+    }
+
     #[test]
     fn it_is_believed_where_nothing_is_in_doubt() {
         assert!(matches!(done().ruling(&claim(), PRESENT, NOW), Some(Ruling::Replay { .. })));

@@ -8,7 +8,7 @@ use super::{
     BUFFER_ALL, BUFFER_NONE, Deployment, NO_DRAINERS, buffer, cancel, dead_letters, id_of, post, reset, runs,
     show, trigger,
 };
-use crate::kit::{Action, Direction, PATIENCE};
+use crate::kit::{Action, Direction, PATIENCE, metric};
 
 // A drainer took cancelled runs into the ledger as live ones and cancelled them one by one afterwards: 294 of 300 were delivered.
 #[test]
@@ -163,4 +163,43 @@ fn a_producer_that_dies_around_its_announcement_strands_no_run() {
     deployment.settle(&admin);
     assert_eq!(deployment.executed(), ["\"at-announcement\"", "\"at-publication\""]);
     assert_eq!(runs(&admin).len(), 2);
+}
+
+// drainer_stall: a drainer stands still with runs in its hands. The lag shows it, another one takes over after the lease, and the
+// changes of a run keep their order. The first one goes on later and doubles nothing.
+#[test]
+fn drainer_stall_ends_with_its_lease_and_keeps_the_order_of_changes() {
+    const LEASE: &str = "lease = \"2s\"\n";
+    let deployment = Deployment::new();
+    let to_redis = deployment.redis_proxy();
+    let producer = deployment.serve(&[BUFFER_ALL, LEASE, NO_DRAINERS]);
+    let admin = producer.admin();
+    let ids: Vec<String> =
+        (0..5).map(|number| buffer(&admin, &trigger(&format!("k{number}"), "marker"))).collect();
+    to_redis.trap("marker", Direction::ToClient, Action::Hold);
+    let stalled = deployment.serve_by_redis(&to_redis, &[BUFFER_ALL, LEASE]);
+    to_redis.caught("the drainer has leased the runs");
+    stalled.signal(Signal::STOP);
+    assert!(deployment.leased() > 0);
+    for value in 1..=5 {
+        let change = json!({ "metadata": { "n": value } }).to_string();
+        admin.send("PATCH", &format!("/v1/runs/{}", ids[0]), &change).expect(200);
+    }
+    let lag = || metric(&admin, "semel_buffer_oldest_seconds");
+    wait::until("the lag is seen", PATIENCE, || lag() >= 1.0).unwrap();
+
+    let other = deployment.serve(&[BUFFER_ALL, LEASE]);
+    deployment.settle(&other.admin());
+    assert_eq!(deployment.sink.calls(), ids.len(), "each run is sent once");
+    assert_eq!(show(&admin, &ids[0])["metadata"], json!({ "n": 5 }), "the last change is the last");
+    wait::until("the lag has ended", PATIENCE, || lag() == 0.0).unwrap();
+
+    other.kill();
+    stalled.signal(Signal::CONT);
+    to_redis.release();
+    let late = buffer(&admin, &trigger("late", "late"));
+    deployment.settle(&stalled.admin());
+    assert_eq!(show(&admin, &late)["status"], "done", "the stalled drainer works again");
+    assert_eq!(deployment.sink.calls(), ids.len() + 1, "what it held is not sent again");
+    assert_eq!(dead_letters(&admin), Vec::<serde_json::Value>::new());
 }
