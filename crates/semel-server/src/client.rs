@@ -192,6 +192,10 @@ impl AdminClient {
                 self.server
             );
         }
+        // A listener of Semel that speaks another scheme says so itself.
+        if let (Some(detail), Some(_)) = (policy["detail"].as_str(), policy["code"].as_str()) {
+            bail!("{detail} ({})", answer.status.as_u16());
+        }
         bail!(
             "{} is not the admin address of a `semel serve`, which prints that address when it starts: check --admin (or \
              SEMEL_ADMIN). Nothing was sent but GET /.well-known/idempotency, without a token",
