@@ -41,6 +41,14 @@ pub enum VictimJob {
     Steady(steady::Steady),
     /// Asks for the same key with many concurrent callers, round by round.
     Crowd(crowd::Crowd),
+    /// Calls with many callers, and writes a history, until it is killed or told to end.
+    Worker(crate::chaos::worker::ChaosWorker),
+    /// Takes single steps.
+    Puppet(crate::chaos::puppet::Puppet),
+    /// Writes the effects of other processes to a ledger.
+    Witness(crate::chaos::witness::WitnessProcess),
+    /// Answers requests of gateways, and writes each as an effect to a ledger.
+    Upstream(crate::chaos::upstream::WitnessUpstream),
     /// Executes the requests of another process on a store.
     Serve(crate::place::StorePlace),
 }
@@ -66,6 +74,10 @@ impl VictimJob {
             Self::Ledger(post) => post.run(),
             Self::Steady(steady) => steady.run(),
             Self::Crowd(crowd) => crowd.run(),
+            Self::Worker(worker) => worker.run(),
+            Self::Upstream(upstream) => upstream.run(),
+            Self::Puppet(puppet) => puppet.run(),
+            Self::Witness(witness) => witness.run(),
             Self::Serve(place) => crate::remote::serve(&place),
         }
     }

@@ -71,6 +71,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use semel::batch::Batcher;
 use semel::key::KeyId;
+use semel::mutant::{self, Mutant};
 use semel::store::redis_driver::Value;
 use semel::store::{Effect, Error, RedisClient, RedisScript};
 use semel_pipeline::event::{Accepted, Generation};
@@ -96,6 +97,7 @@ pub struct Buffer {
 /// The name of a generation of a key. The first one has the name that keys had before there were generations.
 fn key_name(key: KeyId, generation: Generation) -> String {
     match generation {
+        _ if mutant::is(Mutant::KeyWithoutGeneration) => key.to_string(),
         Generation::FIRST => key.to_string(),
         later => format!("{key}@{}", later.get()),
     }

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use semel::mutant::{self, Mutant};
 use semel::store;
 use semel::time::{Clock as _, SystemClock};
 use semel_pipeline::event::NewEvent;
@@ -213,6 +214,9 @@ impl Transfer {
                 Ok(buffered) => readable.push((run, buffered)),
                 Err(unreadable) => self.handle_unreadable(leased, run.id, unreadable).await?,
             }
+        }
+        if mutant::is(Mutant::AckBeforeLedger) {
+            self.remove_arrived(leased, &readable).await?;
         }
         let arrived = self.write_to_ledger(leased, readable).await?;
         self.remove_arrived(leased, &arrived).await

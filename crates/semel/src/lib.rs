@@ -33,6 +33,8 @@ pub mod engine;
 pub mod fingerprint;
 mod hex;
 pub mod key;
+#[doc(hidden)]
+pub mod mutant;
 /// For the other crates of Semel; not part of the public interface.
 #[doc(hidden)]
 pub mod outage;

@@ -6,6 +6,7 @@ use semel::store::Error;
 use serde::{Deserialize, Serialize};
 
 use super::crowd::Crowded;
+use crate::chaos::puppet::PuppetReport;
 
 /// One line on a victim's standard output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +69,13 @@ pub enum VictimReport {
     },
     /// Every caller of a crowd has its answer.
     Crowded(Crowded),
+    /// It listens on this port.
+    Listens {
+        /// The port.
+        port: u16,
+    },
+    /// A puppet took a step.
+    Step(PuppetReport),
     /// From the disk: a fault occurs.
     Fault {
         /// True if a sync failed, and not a write.
@@ -111,7 +119,7 @@ impl VictimReport {
         let _ = std::io::stdout().lock().write_all(line.as_bytes());
     }
 
-    pub(super) fn not_opened(error: &Error) -> Self {
+    pub(crate) fn not_opened(error: &Error) -> Self {
         Self::NotOpened { kind: format!("{:?}", error.kind()), message: error.to_string() }
     }
 }

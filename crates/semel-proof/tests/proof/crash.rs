@@ -6,7 +6,7 @@
 mod atomic;
 mod disk;
 mod freeze;
-mod kill_nine;
+pub(crate) mod kill_nine;
 mod ledger;
 mod memory_group;
 mod nth_fault;
@@ -21,7 +21,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// Longer than anything here takes on a busy machine, short enough to say what hung.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How much is tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl Form {
 }
 
 /// The seed of this run: given, or new every time. Printed, so that a failure shows it.
-fn seed() -> u64 {
+pub(crate) fn seed() -> u64 {
     let seed = match std::env::var("SEMEL_SEED") {
         Ok(text) => text.parse().expect("SEMEL_SEED is a number"),
         Err(_) => rand::random(),

@@ -1,5 +1,6 @@
 //! The proofs, in one binary.
 
+mod chaos;
 mod contract;
 mod crash;
 mod hygiene;

@@ -12,6 +12,7 @@ use super::parting::{ClaimWrites, LONGEST_WAIT};
 use super::wait::WaitResult;
 use crate::backoff::Backoff;
 use crate::fingerprint::Fingerprint;
+use crate::mutant::{self, Mutant};
 use crate::outcome::Outcome;
 use crate::record::{self, Begin, Command, Owner, Ruling, Terms};
 use crate::secret::Secret;
@@ -41,6 +42,9 @@ pub(super) struct Ask {
 impl Ask {
     /// A new owner, for one more claim.
     fn owner(&self) -> Owner {
+        if mutant::is(Mutant::OwnerTokenOff) {
+            return Owner::from_bytes([0; 16]);
+        }
         self.request_id.as_deref().map_or_else(Owner::random, Owner::of_request)
     }
 }

@@ -17,6 +17,7 @@ use super::hold::{Attempt, NotBegun};
 use super::{Engine, EngineInner};
 use crate::fingerprint::{Payload, PayloadError};
 use crate::key::{Key, Origin};
+use crate::mutant::{self, Mutant};
 use crate::record::{Begin, Mode, Terms, TermsError};
 
 /// How often an effect is claimed again because its lease could have expired before the start. Once can happen when a
@@ -186,8 +187,12 @@ impl<E> Once<E> {
                 other => return decode(&*other.outcome()?),
             };
             let (inner, of_task) = (Arc::clone(&self.inner), Arc::clone(&ask));
-            let task = runtime.spawn(async move { inner.try_run(claim, effect, &of_task).await });
-            effect = match task.await {
+            let task = async move { inner.try_run(claim, effect, &of_task).await };
+            let ended = match mutant::is(Mutant::EffectTiedToCaller) {
+                false => runtime.spawn(task).await,
+                true => Ok(Box::pin(task).await),
+            };
+            effect = match ended {
                 Ok(ClaimEnd::Ended(answer)) => return answer,
                 Ok(ClaimEnd::NotStarted(effect)) => effect,
                 Err(error) => return Err(stopped(error)),

@@ -7,6 +7,7 @@ use super::EngineInner;
 use super::acquire::{Acquired, Ask, ClaimStep};
 use super::event::{Event, ReplayedFrom};
 use super::flight::{LeaderState, Seat, SeatTurn, TimeSinceAsked, WaitEnd};
+use crate::mutant::{self, Mutant};
 use crate::record::Phase;
 use crate::store;
 use crate::time::instant;
@@ -99,6 +100,9 @@ impl EngineInner {
         let LeaderState { changes, next } = leader;
         // Subscribes before the first request, so that no change in between is missed.
         let changes = changes.get_or_insert_with(|| self.store.watch(ask.subject.id));
+        if mutant::is(Mutant::NoRecheck) {
+            next.get_or_insert(instant() + self.backstop);
+        }
         loop {
             if let Some(next) = *next {
                 tokio::select! {

@@ -16,6 +16,8 @@ mod health;
 mod link;
 mod listen;
 mod listing;
+#[cfg(feature = "mutants")]
+mod mutants;
 mod names;
 mod plan;
 mod replicas;

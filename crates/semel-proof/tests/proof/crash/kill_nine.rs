@@ -58,6 +58,18 @@ fn a_word_given_too_early_is_noticed() {
     panic!("SEMEL_SEED={}: ten kills, and nobody noticed", run.seed)
 }
 
+/// Kills victims with a fault, ten times at most: what was lost.
+#[cfg(feature = "mutants")]
+pub(crate) fn flood_with(mutant: Option<&'static str>) -> Result<(), String> {
+    let folder = folder();
+    let mut run = Run::new(folder.path().join("store"), ReportTiming::Kept);
+    run.mutant = mutant;
+    (1..=10).try_for_each(|kill| {
+        run.live_and_die(kill, 500 * kill);
+        run.verify(kill)
+    })
+}
+
 struct Run {
     store: PathBuf,
     seed: u64,
@@ -67,6 +79,7 @@ struct Run {
     acknowledged: u64,
     kills: u64,
     word: ReportTiming,
+    mutant: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -79,7 +92,8 @@ impl Run {
     fn new(store: PathBuf, word: ReportTiming) -> Self {
         let seed = seed();
         let rng = StdRng::seed_from_u64(seed);
-        Self { store, seed, rng, items: HashMap::new(), acknowledged: 0, kills: 0, word }
+        let (items, mutant) = (HashMap::new(), None);
+        Self { store, seed, rng, items, acknowledged: 0, kills: 0, word, mutant }
     }
 
     /// Lets a victim write until `goal` writes were acknowledged in all, and kills it some time later.
@@ -102,7 +116,12 @@ impl Run {
 
     fn start(&self, first: u64) -> Victim {
         let (store, seed, word) = (self.store.clone(), self.seed, self.word);
-        Victim::start(&VictimJob::Flood(Flood { store, seed, first, callers: CALLERS, word }))
+        let flood = Flood { store, seed, first, callers: CALLERS, word };
+        Victim::start_with(&VictimJob::Flood(flood), |command| {
+            if let Some(mutant) = self.mutant {
+                command.env("SEMEL_MUTANT", mutant);
+            }
+        })
     }
 
     fn kill_after(&mut self, mut victim: Victim, first: u64, time: Duration) {

@@ -98,6 +98,16 @@ impl Victim {
         std::iter::from_fn(|| self.hear()).collect()
     }
 
+    /// How it ended, if it ended by itself.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("it is ours to wait for")
+    }
+
+    /// Closes its standard input.
+    pub(crate) fn close_input(&mut self) {
+        self.child.stdin = None;
+    }
+
     /// Waits for its own end; what was said and not heard before, and how it ended.
     pub(crate) fn end(mut self) -> (Vec<VictimReport>, ExitStatus) {
         let said = std::iter::from_fn(|| self.hear()).collect();

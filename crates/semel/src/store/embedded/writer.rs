@@ -16,6 +16,7 @@ use super::schema;
 use super::table::RowError;
 use crate::batch::{BatchQueue, BatchWait, QueueRefusal};
 use crate::key::KeyId;
+use crate::mutant::{self, Mutant};
 use crate::outage::RefusedWrites;
 use crate::record::{Command, Fence, Ruling};
 use crate::store::local::Local;
@@ -234,6 +235,9 @@ impl Writer {
             }
         }
         let WriteTransaction { floor, changes, .. } = writing;
+        if failed.is_none() && mutant::is(Mutant::AckBeforeDurable) {
+            pending.drain(..).for_each(PendingCommit::notify);
+        }
         if let Some(error) = failed {
             let abort = before_commit(&error);
             return Err(rolled_back(transaction, &shared, abort));

@@ -98,6 +98,9 @@ impl Rules {
             Dialect::One => RULES.to_owned(),
             Dialect::Cluster => RULES.replace("'PUBLISH'", "'SPUBLISH'"),
         };
+        #[cfg(feature = "mutants")]
+        return Self::of(super::mutants::change(rules), &super::mutants::change(COMPLETE.to_owned()));
+        #[cfg(not(feature = "mutants"))]
         Self::of(rules, COMPLETE)
     }
 
