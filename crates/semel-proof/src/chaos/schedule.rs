@@ -33,7 +33,7 @@ pub struct FaultSchedule {
 }
 
 impl FaultSchedule {
-    /// The faults for so many processes.
+    /// The faults for this number of processes.
     pub fn new(seed: u64, processes: usize, longest_pause: Duration) -> Self {
         Self { rng: StdRng::seed_from_u64(seed), processes, longest_pause }
     }

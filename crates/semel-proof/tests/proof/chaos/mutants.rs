@@ -327,19 +327,28 @@ fn run_of(key: &str) -> Value {
     json!({ "target": "crm", "payload": 1, "idempotency_key": key, "ttl": "2s", "delay": "1h" })
 }
 
+/// Buffers a run, and returns its key and its id. A trigger goes to the ledger if Redis is slow to answer, so this may take several.
+fn buffered(server: &Served) -> (String, Value) {
+    let mut keys = (0..).map(|number| format!("key-{number}"));
+    let found = wait::for_some("a run is buffered", PATIENCE, || {
+        let key = keys.next().expect("there are enough keys");
+        let told = server.ask("POST", "/v1/runs", &run_of(&key), PATIENCE);
+        Ok(told.filter(|(status, _)| *status == 202).map(|(_, told)| (key, told["id"].clone())))
+    });
+    found.expect("the gate is always closed")
+}
+
 // A key expires while its run is buffered: the next trigger of the key is another run.
 fn key_used_again(mutant: Option<&'static str>) -> Found {
     let stage = TriggerStage::new(mutant);
     let server = stage.serve("only.toml", 0, stage.postgres.addr());
-    let (status, first) = server.ask("POST", "/v1/runs", &run_of("k"));
-    assert_eq!(status, 202, "{first}");
-    let mut last = Value::Null;
-    let again = wait::until("the key can be used again", Duration::from_secs(15), || {
-        let (status, told) = server.ask("POST", "/v1/runs", &run_of("k"));
-        last = told;
-        (200..300).contains(&status) && last["id"] != first["id"]
+    let (key, first) = buffered(&server);
+    let again = wait::until("the key can be used again", LIMIT / 4, || {
+        // A trigger that meets the run of an ended generation waits for a long time.
+        let told = server.ask("POST", "/v1/runs", &run_of(&key), LIMIT / 4);
+        told.is_some_and(|(status, told)| (200..300).contains(&status) && told["id"] != first)
     });
-    again.map_err(|_| format!("the key stays with the run of its first generation: {last}"))
+    again.map_err(|_| "the key stays with the run of its first generation".to_owned())
 }
 
 // A drainer dies while the ledger does not answer it.
@@ -349,8 +358,7 @@ fn drainer_killed(mutant: Option<&'static str>) -> Found {
     let mut drainer = stage.serve("drainer.toml", 1, proxy.addr());
     let producer = stage.serve("producer.toml", 0, stage.postgres.addr());
     proxy.hold(Direction::ToServer);
-    let (status, told) = producer.ask("POST", "/v1/runs", &run_of("k"));
-    assert_eq!(status, 202, "{told}");
+    let (_, id) = buffered(&producer);
     let taken = || stage.count("*:leased", "ZCARD") > 0 || stage.count("*:about", "HLEN") == 0;
     wait::until("the drainer has the run", PATIENCE, taken).expect("it drains");
     pass(Duration::from_millis(500));
@@ -359,10 +367,10 @@ fn drainer_killed(mutant: Option<&'static str>) -> Found {
     let _successor = stage.serve("successor.toml", 1, stage.postgres.addr());
     let is_drained = || stage.count("*:about", "HLEN") == 0;
     wait::until("the buffer is empty", PATIENCE, is_drained).expect("a dead drainer's lease expires");
-    let path = format!("/v1/runs/{}", told["id"].as_str().expect("an id"));
-    match producer.ask("GET", &path, &Value::Null).0 {
-        200 => Ok(()),
-        status => Err(format!("an accepted run is lost: {status}")),
+    let path = format!("/v1/runs/{}", id.as_str().expect("an id"));
+    match producer.ask("GET", &path, &Value::Null, PATIENCE) {
+        Some((200, _)) => Ok(()),
+        other => Err(format!("an accepted run is lost: {other:?}")),
     }
 }
 
@@ -386,6 +394,7 @@ fn ack_before_durable() {
 }
 
 #[test]
+#[ignore = "a part of ./scripts/prove chaos"]
 fn fence_off() {
     is_caught(Mutant::FenceOff, paused_before_begin);
 }

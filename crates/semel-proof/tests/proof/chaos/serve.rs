@@ -8,13 +8,12 @@ use std::net::SocketAddr;
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+#[cfg(feature = "mutants")]
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 #[cfg(feature = "mutants")]
 use serde_json::Value;
-
-#[cfg(feature = "mutants")]
-use crate::crash::PATIENCE;
 
 /// A running `semel serve`. Dropped, it is killed.
 pub(crate) struct Served {
@@ -71,21 +70,27 @@ impl Served {
         self.child.wait().expect("it is ours to wait for");
     }
 
-    /// Asks the admin API; the status and the body.
+    /// Asks the admin API; the status and the body, or nothing if there is no answer in time.
     #[cfg(feature = "mutants")]
-    pub(crate) fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
+    pub(crate) fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        body: &Value,
+        limit: Duration,
+    ) -> Option<(u16, Value)> {
         let body = if body.is_null() { String::new() } else { body.to_string() };
         let mut stream = TcpStream::connect(self.addr("admin")).expect("it listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
+        stream.set_read_timeout(Some(limit)).expect("a timeout can be set");
         let head = format!(
             "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json"
         );
         write!(stream, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).expect("it reads");
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("it answers");
+        stream.read_to_string(&mut answer).ok()?;
         let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("it is HTTP");
-        (status, serde_json::from_str(body).unwrap_or(Value::Null))
+        Some((status, serde_json::from_str(body).unwrap_or(Value::Null)))
     }
 }
 
