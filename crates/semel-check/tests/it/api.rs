@@ -396,9 +396,25 @@ fn limited(state: &State) -> bool {
     window.1.is_some()
 }
 
+/// Returns once no more requests arrive: those of a race are in progress together, also on a busy machine.
+async fn wait_for_arrivals(state: &State) {
+    let mut seen = 0;
+    loop {
+        let running = state.running.load(Ordering::SeqCst);
+        if running <= seen {
+            return;
+        }
+        seen = running;
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
 /// The effect.
 async fn perform(state: &State, asked: &Asked, key: &str) -> Stored {
     sleep(Duration::from_millis(20)).await;
+    if state.flaw == Flaw::RacesUnderLoad {
+        wait_for_arrivals(state).await;
+    }
     let at = Instant::now();
     if asked.path == "/flaky" && state.failed.lock().insert(key.to_owned()) {
         return Stored { status: 500, body: json!({"code": "oops"}), at };
