@@ -192,7 +192,7 @@ impl WitnessClient {
         tokio::spawn(async move {
             let mut stream = tokio::io::BufStream::new(stream);
             let mut batch = Vec::new();
-            // Ends with the witness: whoever waits then learns that the result is unknown.
+            // Ends with the witness: waiting callers then learn that the result is unknown.
             while inbox.recv_many(&mut batch, 64).await > 0 {
                 for (deed, _) in &batch {
                     let mut bytes = [0; REQUEST];

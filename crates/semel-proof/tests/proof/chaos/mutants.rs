@@ -272,7 +272,7 @@ fn late_clock(mutant: Option<&'static str>) -> Found {
         PuppetReport::Refused(_) => return stage.judge(),
         other => panic!("{other:?}"),
     }
-    // Its owner lives and renews its claim. Whoever wins it now was granted a claim that was over when it was written.
+    // Its owner lives and renews its claim. A process that wins it now was granted a claim that was over when it was written.
     if tell(&mut other, PuppetOrder::RunNow { key: KEY }) == PuppetReport::InEffect {
         other.tell(&PuppetOrder::Go.line());
     }
@@ -295,7 +295,7 @@ impl TriggerStage {
         Self { redis, postgres, mutant, folder: folder() }
     }
 
-    /// A server that buffers every run, with so many drainers, and PostgreSQL at this address.
+    /// A server that buffers every run, with this number of drainers, and PostgreSQL at this address.
     fn serve(&self, name: &str, drainers: u32, postgres: std::net::SocketAddr) -> Served {
         let text = format!(
             "drain = \"1s\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"{}\"\n[ledger]\nlease = \"2s\"\n\
