@@ -11,11 +11,11 @@ use semel::engine::WaiterCaps;
 use semel::secret::Secret;
 use semel::store::{EncryptedStore, Store};
 use semel_http::edge::{self, DrainResult, EdgeOptions, Tls};
-use semel_pipeline::ledger::AuditLine;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::admin::audit::{States, reload_line, reload_states};
 use crate::admin::{self, Access, Admin, Parts};
 use crate::cli::ServeArgs;
 use crate::config::{Config, PROCESS, Sealing, Sockets, downstream, transport};
@@ -256,10 +256,10 @@ impl Server {
     pub(crate) async fn reload(&self, args: &ServeArgs) {
         let config = Config::load(args, &PROCESS).map_err(anyhow::Error::from);
         match config.and_then(|config| self.replace(config)) {
-            Ok(()) => {
+            Ok(states) => {
                 self.metrics.reload(Ok(()));
                 tracing::info!(target: "semel", "configuration reloaded");
-                self.audit_reload("reload").await;
+                self.audit_reload("reload", &states).await;
             }
             Err(error) => {
                 self.metrics.reload(Err(()));
@@ -267,26 +267,23 @@ impl Server {
                     tracing::error!(target: "semel", "{line}");
                 }
                 tracing::error!(target: "semel", "configuration reload refused; the old configuration stays in use");
-                self.audit_reload("reload refused").await;
+                let config = Arc::clone(&self.admin.console.config.read());
+                let states = reload_states(&config, &config).unchanged();
+                self.audit_reload("reload refused", &states).await;
             }
         }
     }
 
     /// A reload goes to the audit log, because it can change tokens and targets.
-    async fn audit_reload(&self, action: &str) {
+    async fn audit_reload(&self, action: &str, states: &States) {
         let Some(pipeline) = &self.pipeline else { return };
-        let line = AuditLine {
-            who: "signal".to_owned(),
-            action: action.to_owned(),
-            subject: "config".to_owned(),
-            reason: "SIGHUP".to_owned(),
-        };
-        if let Err(error) = pipeline.ledger.audit(line).await {
+        if let Err(error) = pipeline.ledger.audit(reload_line(action, states)).await {
             tracing::warn!(target: "semel", %error, "cannot write the reload to the audit log");
         }
     }
 
-    fn replace(&self, mut config: Config) -> anyhow::Result<()> {
+    /// Uses this configuration. Returns what it changes, for the audit log.
+    fn replace(&self, mut config: Config) -> anyhow::Result<States> {
         let needs_restart = config.fixed() != self.fixed;
         self.budget.apply(&mut config);
         let effective = std::mem::take(&mut config.effective);
@@ -311,7 +308,8 @@ impl Server {
             tracing::info!(target: "semel", key = sealing.ring.current_id(), "encrypting outcomes with this key");
         }
         self.admin.replace_access(access);
-        *self.admin.console.config.write() = Arc::new(effective);
+        let effective = Arc::new(effective);
+        let old = std::mem::replace(&mut *self.admin.console.config.write(), Arc::clone(&effective));
         for warning in config.admin.warnings() {
             tracing::warn!(target: "semel", "{warning}");
         }
@@ -321,7 +319,7 @@ impl Server {
                 "the new configuration changes settings that require a restart: the listeners' limits, the store, logs, drain"
             );
         }
-        Ok(())
+        Ok(reload_states(&old, &effective))
     }
 
     fn replace_routes(&self, config: &Config) -> anyhow::Result<()> {

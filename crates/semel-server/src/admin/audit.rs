@@ -7,6 +7,8 @@
 //! A line has the state before and after the change. The ledger keeps both behind the reason, each after a unit separator, so that
 //! lines of earlier versions need no migration: they have a reason only.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use axum::http::StatusCode;
 use semel_pipeline::id::JobId;
 use semel_pipeline::ledger::AuditLine;
@@ -15,6 +17,7 @@ use tracing::Instrument as _;
 use super::Admin;
 use super::access::Caller;
 use super::answer::Refusal;
+use crate::config::EffectiveConfig;
 
 /// Where the audit line of the change is: in the ledger, or, without a ledger, in the log of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
@@ -39,6 +42,11 @@ impl States {
     pub(super) fn new(before: impl Into<String>, after: impl Into<String>) -> Self {
         Self { before: before.into(), after: after.into() }
     }
+
+    /// The states of a change that was refused.
+    pub(crate) fn unchanged(self) -> Self {
+        Self { after: self.before.clone(), before: self.before }
+    }
 }
 
 /// A reason as it is stored: nobody can write states into it.
@@ -54,9 +62,55 @@ pub(super) fn line(
     reason: &str,
     states: &States,
 ) -> AuditLine {
+    line_of(&caller.name, action, subject, reason, states)
+}
+
+/// A line about a reload of the configuration by a signal.
+pub(crate) fn reload_line(action: &str, states: &States) -> AuditLine {
+    line_of("signal", action, "config".to_owned(), "SIGHUP", states)
+}
+
+/// The most settings that the line of a reload names.
+const NAMED: usize = 20;
+
+/// The configuration before and after a reload: a hash of the settings as the console shows them, without secrets, and the names of
+/// those that differ. Values are not part of it: a line stays in the ledger when a setting that should not have been there is gone.
+pub(crate) fn reload_states(before: &EffectiveConfig, after: &EffectiveConfig) -> States {
+    let settings = |config: &EffectiveConfig| -> BTreeMap<String, String> {
+        let name = |table: &str, name: &str| match table {
+            "" => name.to_owned(),
+            table => format!("{table}.{name}"),
+        };
+        let all = config.settings.iter();
+        all.map(|setting| (name(&setting.table, &setting.name), setting.value.clone())).collect()
+    };
+    let hash = |settings: &BTreeMap<String, String>| {
+        let mut hasher = blake3::Hasher::new();
+        for (name, value) in settings {
+            for text in [name, value] {
+                hasher.update(&(text.len() as u64).to_le_bytes());
+                hasher.update(text.as_bytes());
+            }
+        }
+        format!("settings {}", &hasher.finalize().to_hex()[..12])
+    };
+    let (before, after) = (settings(before), settings(after));
+    let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    let changed: Vec<&str> =
+        names.into_iter().filter(|name| before.get(*name) != after.get(*name)).map(String::as_str).collect();
+    let named = changed.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
+    let changes = match changed.len() {
+        0 => "no setting changed".to_owned(),
+        number if number > NAMED => format!("changed: {named}, and {} more", number - NAMED),
+        _ => format!("changed: {named}"),
+    };
+    States::new(hash(&before), format!("{}; {changes}", hash(&after)))
+}
+
+fn line_of(who: &str, action: &str, subject: String, reason: &str, states: &States) -> AuditLine {
     let [reason, before, after] = [reason, &states.before, &states.after].map(plain);
     AuditLine {
-        who: caller.name.clone(),
+        who: who.to_owned(),
         action: action.to_owned(),
         subject,
         reason: format!("{reason}{SEPARATOR}{before}{SEPARATOR}{after}"),

@@ -48,11 +48,54 @@ fn a_forgotten_key_is_still_in_the_audit_log_after_a_crash() {
     let story = admin.get(&format!("/v1/story/{key}")).expect(200);
     let told = story["timeline"].as_array().unwrap().iter().any(|moment| moment["what"] == "forget");
     assert!(told, "{story}");
+}
 
-    semel.signal(Signal::HUP);
-    wait::until("the reload is in the audit log", PATIENCE, || !actions(&admin, "config").is_empty())
-        .unwrap();
-    assert_eq!(actions(&admin, "config")[0].1, "reload");
+// A reload can change tokens, targets and addresses. Its line had no state before and after.
+#[test]
+fn a_reload_names_the_settings_that_it_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("semel.toml");
+    let write = |more: &str| {
+        let store = folder.path().join("data");
+        let text = format!(
+            "[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"embedded:{}\"\n{more}",
+            store.display()
+        );
+        std::fs::write(&file, text).unwrap();
+    };
+    let target = |token: &str| {
+        format!(
+            "[[target]]\nname = \"crm\"\nurl = \"http://127.0.0.1:9/{token}?key={token}\"\nevents = [\"crm.*\"]\n"
+        )
+    };
+    write("");
+    let semel = Semel::with_config(&file, &[]);
+    let admin = semel.admin();
+    let lines = || admin.get("/v1/audit?subject=config").expect(200)["items"].as_array().unwrap().clone();
+    let reload = |text: &str, number: usize| {
+        write(text);
+        semel.signal(Signal::HUP);
+        wait::until("the reload is in the audit log", PATIENCE, || lines().len() == number).unwrap();
+        let line = lines()[0].clone();
+        let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
+        assert_eq!((text("who").as_str(), text("reason").as_str()), ("signal", "SIGHUP"));
+        [text("action"), text("before"), text("after")]
+    };
+    let [action, empty, after] = reload(&target("hunter2"), 1);
+    assert_eq!(action, "reload");
+    let (full, changed) = after.split_once("; ").unwrap();
+    assert_eq!(changed, "changed: target 1.events, target 1.name, target 1.url");
+    assert!(
+        empty.starts_with("settings ") && full.starts_with("settings ") && empty != full,
+        "{empty} {after}"
+    );
+    // The same settings have the same hash, and the states of two lines fit together.
+    assert_eq!(reload(&target("hunter2"), 2), ["reload", full, &format!("{full}; no setting changed")]);
+    // What is refused changes nothing.
+    assert_eq!(reload("nonsense = 1\n", 3), ["reload refused", full, full]);
+    assert_eq!(reload("", 4)[2], format!("{empty}; {changed}"));
+    // Values are not in the log: a path can be a secret too.
+    assert!(!format!("{:?}", lines()).contains("hunter2"));
 }
 
 #[test]
