@@ -1,5 +1,6 @@
 //! `/v1/dead-letters`: list, show, groups, discard, restore; and the audit log.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use schemars::JsonSchema;
 use semel::time::{Clock as _, SystemClock};
 use semel_pipeline::event::{NewEvent, Notes, Origin, Trace};
 use semel_pipeline::id::{DeliveryId, EventId, EventKind, LetterId};
-use semel_pipeline::ledger::{AuditLine, Audited, LetterFilter};
+use semel_pipeline::ledger::{self, AuditLine, Audited, LetterFilter};
 use semel_pipeline::letter::{Cause, FailureGroup, FailureGroups, Letter, SourceMessage, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -20,7 +21,7 @@ use super::Admin;
 use super::access::{Caller, Right};
 use super::answer::{self, Answer, JsonBody, PathId, Refusal};
 use super::api::{Api, Needs};
-use super::audit::{self, States};
+use super::audit::{self, States, run_to_completion};
 use super::deliveries::AttemptDetails;
 use super::events::PayloadContent;
 use super::listing::{Filters, ListQuery, ListRequest, Page, Parameter, id_of};
@@ -36,6 +37,13 @@ pub(super) fn routes(api: &mut Api) {
         groups,
         "Group dead letters by failure signature, the largest group first.",
     );
+    group
+        .post(
+            "/v1/dead-letters/discard",
+            discard_matching,
+            "Discard the dead letters that match, or those with these IDs, if they are as many as expected. Each can be restored.",
+        )
+        .problem(409, "Code `stale`: another number of dead letters matches; nothing is discarded.");
     group
         .get(
             "/v1/dead-letters/{id}",
@@ -295,6 +303,205 @@ async fn restore(
     body: JsonBody<ChangeRequest>,
 ) -> Result<Answer<DeadLetterChange>, Refusal> {
     Answer::ok(change(&admin, &caller, id_of(&id)?, &body.read()?, LetterAction::Restore).await?)
+}
+
+/// The most dead letters that one call discards.
+pub(crate) const MOST_DISCARDED: usize = 1_000;
+/// How many dead letters are read at once.
+const AT_ONCE: u32 = 200;
+
+/// A status of dead letters that can be discarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub(crate) enum DiscardableStatus {
+    Pending,
+    Parked,
+}
+
+impl DiscardableStatus {
+    /// The status of this name.
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        [Self::Pending, Self::Parked].into_iter().find(|status| status.status().as_str() == name)
+    }
+
+    pub(crate) const fn status(self) -> Status {
+        match self {
+            Self::Pending => Status::Pending,
+            Self::Parked => Status::Parked,
+        }
+    }
+}
+
+/// Dead letters to discard.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(inline)]
+pub(crate) struct DiscardRequest {
+    /// Only dead letters with this status. One that has another status by then is left as it is.
+    pub(crate) status: DiscardableStatus,
+    /// Only dead letters of this target.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) target: Option<String>,
+    /// Only dead letters of this tenant.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tenant: Option<String>,
+    /// Only dead letters with this failure signature.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) signature: Option<String>,
+    /// Exactly these dead letters, instead of `target`, `tenant` and `signature`. At most 1000.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ids: Option<Vec<String>>,
+    /// Number of dead letters to discard, at most 1000. If another number matches, nothing is discarded.
+    pub(crate) expected: u64,
+    /// Why; for the audit log.
+    pub(crate) reason: String,
+}
+
+/// What became of dead letters that were to be discarded.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+pub(crate) struct DiscardResult {
+    pub(crate) discarded: u64,
+    /// Dead letters that were left as they are: their status changed meanwhile.
+    pub(crate) refused: Vec<RefusedDiscard>,
+}
+
+/// A dead letter that was not discarded.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+pub(crate) struct RefusedDiscard {
+    #[schemars(with = "String")]
+    pub(crate) id: LetterId,
+    /// Its status now; null if it was removed.
+    #[schemars(with = "Option<OneOf<Status>>")]
+    pub(crate) status: Option<Status>,
+    pub(crate) error: String,
+}
+
+async fn discard_matching(
+    State(admin): State<Arc<Admin>>,
+    Extension(caller): Extension<Caller>,
+    body: JsonBody<DiscardRequest>,
+) -> Result<Answer<DiscardResult>, Refusal> {
+    let asked = body.read()?;
+    Answer::ok(run_to_completion(async move { discard_many(&admin, &caller, asked).await }).await?)
+}
+
+/// The dead letters of a filter, newest first, at most [`MOST_DISCARDED`]; true if there are more.
+pub(crate) async fn matching(admin: &Admin, filter: &LetterFilter) -> Result<(Vec<LetterId>, bool), Refusal> {
+    let ledger = &admin.pipeline()?.ledger;
+    let (mut found, mut after) = (Vec::new(), None);
+    loop {
+        let page = ledger.letters(filter.clone(), ledger::Page { after, limit: AT_ONCE }).await?;
+        found.extend(page.items.iter().map(|letter| letter.id));
+        after = page.next;
+        let has_more = found.len() > MOST_DISCARDED;
+        if has_more || after.is_none() {
+            found.truncate(MOST_DISCARDED);
+            return Ok((found, has_more));
+        }
+    }
+}
+
+/// The dead letters that a request is for.
+async fn to_discard(admin: &Admin, asked: &DiscardRequest) -> Result<Vec<LetterId>, Refusal> {
+    let has_filter = [&asked.target, &asked.tenant, &asked.signature].iter().any(|part| part.is_some());
+    if let Some(ids) = &asked.ids {
+        if has_filter {
+            return Err(Refusal::bad("ids: give ids, or target, tenant and signature"));
+        }
+        let mut ids = ids.iter().map(|id| id_of(id)).collect::<Result<Vec<LetterId>, _>>()?;
+        let mut seen = BTreeSet::new();
+        ids.retain(|id| seen.insert(*id));
+        if ids.len() > MOST_DISCARDED {
+            return Err(Refusal::bad(format!("ids: expected at most {MOST_DISCARDED}")));
+        }
+        if ids.len() as u64 != asked.expected {
+            return Err(Refusal::bad(format!(
+                "expected: there are {} ids, not {}",
+                ids.len(),
+                asked.expected
+            )));
+        }
+        return Ok(ids);
+    }
+    if asked.expected > MOST_DISCARDED as u64 {
+        return Err(Refusal::bad(format!(
+            "expected: at most {MOST_DISCARDED} at once; name a narrower filter, or ids"
+        )));
+    }
+    let filter = LetterFilter {
+        status: Some(asked.status.status()),
+        tenant: asked.tenant.clone(),
+        target: asked.target.clone(),
+        signature: asked.signature.clone(),
+    };
+    let (found, has_more) = matching(admin, &filter).await?;
+    if has_more || found.len() as u64 != asked.expected {
+        let number = if has_more { format!("more than {MOST_DISCARDED}") } else { found.len().to_string() };
+        let detail = format!("{number} dead letters match, not {}; nothing was discarded", asked.expected);
+        return Err(Refusal::new(StatusCode::CONFLICT, "stale", detail));
+    }
+    Ok(found)
+}
+
+/// Discards the dead letters that were shown, as long as they have the status that was shown.
+///
+/// # Errors
+/// The request does not say what was shown, or the ledger fails; then it says how many were discarded.
+pub(crate) async fn discard_many(
+    admin: &Admin,
+    caller: &Caller,
+    asked: DiscardRequest,
+) -> Result<DiscardResult, Refusal> {
+    answer::reason(&asked.reason)?;
+    let ids = to_discard(admin, &asked).await?;
+    let (number, reason) = (ids.len(), ChangeRequest { reason: asked.reason });
+    let mut result = DiscardResult { discarded: 0, refused: Vec::new() };
+    for id in ids {
+        match discard_shown(admin, caller, id, asked.status.status(), &reason).await {
+            Ok(None) => result.discarded += 1,
+            Ok(Some(refused)) => result.refused.push(refused),
+            Err(refusal) => {
+                let detail = format!(
+                    "{} of {number} dead letters were discarded, then: {}",
+                    result.discarded,
+                    refusal.detail()
+                );
+                return Err(Refusal::new(refusal.status(), "store_unavailable", detail)
+                    .with_retry_after(Duration::from_secs(1)));
+            }
+        }
+    }
+    Ok(result)
+}
+
+/// Discards a dead letter that still has the status that was shown. Returns why not.
+async fn discard_shown(
+    admin: &Admin,
+    caller: &Caller,
+    id: LetterId,
+    shown: Status,
+    asked: &ChangeRequest,
+) -> Result<Option<RefusedDiscard>, Refusal> {
+    let refused = |status, error: String| Ok(Some(RefusedDiscard { id, status, error }));
+    let Some(story) = admin.pipeline()?.ledger.letter(id).await? else {
+        return refused(None, format!("there is no dead letter {id}"));
+    };
+    let now = story.letter.status;
+    if now != shown {
+        return refused(Some(now), format!("it is {} now", now.as_str()));
+    }
+    match change(admin, caller, id, asked, LetterAction::Discard).await {
+        Ok(_) => Ok(None),
+        // Changed or removed since it was read.
+        Err(refusal) if refusal.status().is_client_error() => {
+            let now = admin.pipeline()?.ledger.letter(id).await?.map(|story| story.letter.status);
+            refused(now, refusal.detail().to_owned())
+        }
+        Err(refusal) => Err(refusal),
+    }
 }
 
 /// What an operator does with a dead letter.

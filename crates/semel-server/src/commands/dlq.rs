@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
-use http::{HeaderValue, Method, StatusCode, header};
+use http::Method;
 use serde_json::{Value, json};
 
 use super::deliveries::print_attempts;
@@ -11,9 +11,11 @@ use super::remote::{QueryString, cell, encode, get, members, print, read_payload
 use super::screen::{confirm, moment, printable, write_line};
 use super::table::table;
 use super::targets::warn_if_unknown;
-use crate::admin::dead_letters::{ChangeRequest, EditRequest};
+use crate::admin::dead_letters::{
+    ChangeRequest, DiscardRequest, DiscardableStatus, EditRequest, MOST_DISCARDED,
+};
 use crate::cli::Remote;
-use crate::client::{AdminClient, Request};
+use crate::client::AdminClient;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DlqCommand {
@@ -42,21 +44,27 @@ pub(crate) enum DlqCommand {
         #[command(flatten)]
         remote: Remote,
     },
-    /// Discard a dead letter, or all pending ones that match; they can be restored
-    #[command(group = clap::ArgGroup::new("which").required(true).multiple(true).args(["id", "target", "tenant", "signature"]))]
+    /// Discard a dead letter, or all that match; they can be restored
+    #[command(group = clap::ArgGroup::new("which").required(true).multiple(true).args(["id", "status", "target", "tenant", "signature"]))]
     Discard {
         /// dlq_…
-        #[arg(conflicts_with_all = ["target", "tenant", "signature"])]
+        #[arg(conflicts_with_all = ["status", "target", "tenant", "signature", "expected"])]
         id: Option<String>,
-        /// All pending ones of this target
+        /// All with this status; without it, pending ones
+        #[arg(long, value_parser = [PENDING, "parked"])]
+        status: Option<String>,
+        /// All of this target
         #[arg(long)]
         target: Option<String>,
-        /// All pending ones of this tenant
+        /// All of this tenant
         #[arg(long)]
         tenant: Option<String>,
-        /// All pending ones with this failure signature, as printed by `dlq groups`
+        /// All with this failure signature, as printed by `dlq groups`
         #[arg(long)]
         signature: Option<String>,
+        /// Discard nothing if another number matches
+        #[arg(long, value_name = "N")]
+        expected: Option<usize>,
         /// Reason, for the audit log
         #[arg(long)]
         reason: String,
@@ -175,10 +183,21 @@ pub(crate) async fn run(command: DlqCommand) -> anyhow::Result<()> {
         DlqCommand::Discard { id: Some(id), reason, remote, .. } => {
             change(&remote, &id, "discard", reason).await
         }
-        DlqCommand::Discard { id: None, target, tenant, signature, reason, yes, remote } => {
+        DlqCommand::Discard {
+            id: None,
+            status,
+            target,
+            tenant,
+            signature,
+            expected,
+            reason,
+            yes,
+            remote,
+        } => {
             warn_if_unknown(&remote, target.as_deref()).await?;
-            let filter = DlqFilter { status: Some(PENDING.to_owned()), target, tenant, signature };
-            discard_all(&remote, &filter, &reason, yes).await
+            let status = status.unwrap_or_else(|| PENDING.to_owned());
+            let filter = DlqFilter { status: Some(status), target, tenant, signature };
+            discard_all(&remote, &filter, &reason, expected, yes).await
         }
         DlqCommand::Restore { id, reason, remote } => change(&remote, &id, "restore", reason).await,
     }
@@ -206,46 +225,53 @@ fn show_groups(remote: &Remote, groups: &Value) -> anyhow::Result<()> {
     table(titles, &groups["items"].as_array().into_iter().flatten().map(row).collect::<Vec<_>>())
 }
 
-/// Discards every pending dead letter that matches, after it was said how many these are.
-async fn discard_all(remote: &Remote, filter: &DlqFilter, reason: &str, yes: bool) -> anyhow::Result<()> {
+/// Discards the dead letters that match when the command starts, after it said how many these are.
+async fn discard_all(
+    remote: &Remote,
+    filter: &DlqFilter,
+    reason: &str,
+    expected: Option<usize>,
+    yes: bool,
+) -> anyhow::Result<()> {
     let client = AdminClient::of(remote)?;
-    let counted = groups(&client, filter).await?;
-    let items = counted["items"].as_array().into_iter().flatten();
-    let count =
-        match (items.filter_map(|group| group["count"].as_u64()).sum::<u64>(), counted["partial"] == true) {
-            (0, false) => None,
-            (count, true) => Some(format!("at least {count}")),
-            (count, false) => Some(count.to_string()),
-        };
-    if let Some(count) = &count {
-        confirm(&format!("{count} pending dead letters match. Discard them?"), yes).await?;
+    let name = filter.status.as_deref().unwrap_or(PENDING);
+    let status =
+        DiscardableStatus::of(name).with_context(|| format!("{name} dead letters cannot be discarded"))?;
+    let (mut ids, mut pages) = (Vec::new(), Pages::new(&client, PATH, query(filter)));
+    while let Some(page) = pages.next().await? {
+        ids.extend(page.iter().map(|letter| cell(letter, "id")));
     }
-    let request = ChangeRequest { reason: reason.to_owned() };
-    let (mut discarded, mut refused) = (0_u64, Vec::new());
-    let mut pages = Pages::new(&client, PATH, query(filter));
-    if let Some(count) = &count {
-        // Those that become pending meanwhile are newer than the first page.
-        while let Some(page) = pages.next().await? {
-            for letter in page {
-                let id = cell(&letter, "id");
-                let change = discard(&client, &id, &request).await;
-                match change.with_context(|| format!("{discarded} of {count} were discarded"))? {
-                    Change::Made => discarded += 1,
-                    Change::Refused(error) => refused.push(json!({ "id": id, "error": error })),
-                }
-            }
-        }
+    let count = ids.len();
+    if expected.is_some_and(|expected| expected != count) {
+        bail!("{count} {name} dead letters match; nothing was discarded");
+    }
+    if count > 0 {
+        confirm(&format!("{count} {name} dead letters match. Discard them?"), yes).await?;
+    }
+    let (mut discarded, mut refused) = (0, Vec::new());
+    for ids in ids.chunks(MOST_DISCARDED) {
+        let request = DiscardRequest {
+            status,
+            target: None,
+            tenant: None,
+            signature: None,
+            ids: Some(ids.to_vec()),
+            expected: ids.len() as u64,
+            reason: reason.to_owned(),
+        };
+        let done = send(&client, Method::POST, &format!("{PATH}/discard"), &request).await;
+        let done = done.with_context(|| format!("{discarded} of {count} were discarded before"))?;
+        discarded += done["discarded"].as_u64().unwrap_or(0);
+        let left = done["refused"].as_array().into_iter().flatten();
+        refused.extend(left.map(|one| json!({ "id": one["id"], "error": one["error"] })));
     }
     if remote.json {
         print(&json!({ "discarded": discarded, "refused": refused }))?;
     } else {
-        match count {
-            None => write_line("no pending dead letter matches; nothing was discarded")?,
-            Some(_) => {
-                write_line(&format!(
-                    "{discarded} discarded; `semel dlq list --status discarded` shows them"
-                ))?;
-            }
+        if count == 0 {
+            write_line(&format!("no {name} dead letter matches; nothing was discarded"))?;
+        } else {
+            write_line(&format!("{discarded} discarded; `semel dlq list --status discarded` shows them"))?;
         }
         for one in &refused {
             eprintln!("{} was not discarded: {}", cell(one, "id"), printable(&cell(one, "error")));
@@ -254,30 +280,6 @@ async fn discard_all(remote: &Remote, filter: &DlqFilter, reason: &str, yes: boo
     match refused.len() {
         0 => Ok(()),
         number => bail!("{number} dead letters were not discarded: others changed them meanwhile"),
-    }
-}
-
-/// The result of a change of one dead letter among many.
-enum Change {
-    Made,
-    /// Its state does not permit it, with the server's words: another operator or a replay was faster.
-    Refused(String),
-}
-
-/// Discards one dead letter.
-async fn discard(client: &AdminClient, id: &str, request: &ChangeRequest) -> anyhow::Result<Change> {
-    let path = format!("{PATH}/{}/discard", encode(id));
-    let json = HeaderValue::from_static("application/json");
-    let request = Request::new(Method::POST, &path).bytes(serde_json::to_string(request)?);
-    let response = client.send(&request.header(header::CONTENT_TYPE, json)).await?;
-    let answer: Value = serde_json::from_slice(&response.body).unwrap_or_default();
-    match (response.status, answer["detail"].as_str()) {
-        (status, _) if status.is_success() => Ok(Change::Made),
-        (StatusCode::CONFLICT | StatusCode::NOT_FOUND, Some(detail)) => {
-            Ok(Change::Refused(detail.to_owned()))
-        }
-        (status, Some(detail)) => bail!("{detail} ({})", status.as_u16()),
-        (status, None) => bail!("{} answered {status}", client.address()),
     }
 }
 

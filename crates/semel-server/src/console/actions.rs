@@ -34,7 +34,7 @@ actions! {
     DISCARD: "/dead-letters/{id}/discard" at "/dead-letters/{id}/discard", "/v1/dead-letters/{id}/discard", "semel dlq discard";
     RESTORE: "/dead-letters/{id}/restore" at "/dead-letters/{id}/restore", "/v1/dead-letters/{id}/restore", "semel dlq restore";
     EDIT: "/dead-letters/{id}/edit" at "/dead-letters/{id}/edit", "/v1/dead-letters/{id}/edit", "semel dlq edit";
-    DISCARD_MATCHING: "/dead-letters/discard" at "/dead-letters/discard", "/v1/dead-letters/{id}/discard", "semel dlq discard";
+    DISCARD_MATCHING: "/dead-letters/discard" at "/dead-letters/discard", "/v1/dead-letters/discard", "semel dlq discard --status";
     START_REPLAY: "/replays" at "/replays/new", "/v1/replays", "semel replay";
     PAUSE_REPLAY: "/replays/{id}/pause" at "/replays/{id}/pause", "/v1/replays/{id}/pause", "semel replay --job ID --pause";
     RESUME_REPLAY: "/replays/{id}/resume" at "/replays/{id}/resume", "/v1/replays/{id}/resume", "semel replay --job ID --resume";
@@ -47,7 +47,7 @@ actions! {
 }
 
 /// Forms that change nothing but the visit itself.
-const OWN: [&str; 3] = ["/login", "/logout", "/theme"];
+const OWN: [&str; 4] = ["/login", "/logout", "/theme", "/shortcuts"];
 
 impl ConsoleAction {
     /// The right that the same call of the API needs.

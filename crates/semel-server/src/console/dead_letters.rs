@@ -14,6 +14,7 @@ use super::actions;
 use super::html::{self, Html};
 use super::page::{Next, Page, Section, answer, show as show_page};
 use super::visitor::Visitor;
+use crate::admin::dead_letters::DiscardableStatus;
 use crate::admin::listing::id_of;
 use crate::admin::{Admin, Refusal};
 
@@ -55,9 +56,9 @@ impl LetterQuery {
         })
     }
 
-    /// True if all that matches can be discarded.
-    pub(super) fn can_discard(&self) -> bool {
-        [Status::Pending, Status::Parked].iter().any(|status| status.as_str() == self.status)
+    /// The status, if all that matches can be discarded.
+    pub(super) fn discardable(&self) -> Option<DiscardableStatus> {
+        DiscardableStatus::of(&self.status)
     }
 
     /// The filter in words: exactly what an action applies to.
@@ -245,7 +246,7 @@ pub(super) async fn list(
             page,
             rows: found.items.iter().map(LetterView::new).collect(),
             next,
-            may_discard: query.can_discard() && visitor.may(&actions::DISCARD_MATCHING),
+            may_discard: query.discardable().is_some() && visitor.may(&actions::DISCARD_MATCHING),
             query,
         }))
     })

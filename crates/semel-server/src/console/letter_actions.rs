@@ -7,7 +7,6 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use semel_pipeline::id::LetterId;
-use semel_pipeline::ledger;
 use semel_pipeline::letter::{Letter, Status};
 use serde_json::value::RawValue;
 
@@ -19,12 +18,13 @@ use super::page::{Confirm, Notice, Page, Section, answer, go, hidden, respond, s
 use super::strip::Strip;
 use super::visitor::{Submission, Visitor};
 use crate::admin::audit::run_to_completion;
-use crate::admin::dead_letters::{ChangeRequest, EditRequest, LetterAction, change, copy_edited};
+use crate::admin::dead_letters::{
+    ChangeRequest, DiscardRequest, DiscardResult, EditRequest, LetterAction, MOST_DISCARDED, RefusedDiscard,
+    change, copy_edited, discard_many, matching,
+};
 use crate::admin::listing::id_of;
-use crate::admin::{Admin, Caller, Refusal};
+use crate::admin::{Admin, Refusal};
 
-/// The most dead letters that one form discards.
-const MOST: u32 = 1_000;
 /// The most refusals that are named one by one.
 const NAMED: usize = 10;
 
@@ -142,27 +142,6 @@ pub(super) async fn discard_matching_form(
     answer(&admin, &visitor, discard_matching_page(&admin, &visitor, &query, None, None, "")).await
 }
 
-/// The dead letters of a filter, up to [`MOST`]; true if there are more.
-async fn matching(admin: &Admin, query: &LetterQuery) -> Result<(Vec<LetterId>, bool), Refusal> {
-    if !query.can_discard() {
-        let detail =
-            "only dead letters that are pending or parked can be discarded: choose one of these states";
-        return Err(Refusal::bad(detail));
-    }
-    let ledger = &admin.pipeline()?.ledger;
-    let filter = query.filter()?;
-    let (mut found, mut after) = (Vec::new(), None);
-    loop {
-        let left = MOST.saturating_sub(u32::try_from(found.len()).unwrap_or(MOST));
-        let page = ledger.letters(filter.clone(), ledger::Page { after, limit: left.clamp(1, 200) }).await?;
-        found.extend(page.items.iter().map(|letter| letter.id));
-        after = page.next;
-        if after.is_none() || found.len() >= MOST as usize {
-            return Ok((found, after.is_some()));
-        }
-    }
-}
-
 async fn discard_matching_page(
     admin: &Arc<Admin>,
     visitor: &Visitor,
@@ -173,7 +152,12 @@ async fn discard_matching_page(
 ) -> Result<Response, Refusal> {
     let (found, has_more) = match chosen {
         Some(chosen) => (chosen, false),
-        None => matching(admin, query).await?,
+        None if query.discardable().is_some() => matching(admin, &query.filter()?).await?,
+        None => {
+            let detail =
+                "only dead letters that are pending or parked can be discarded: choose one of these states";
+            return Err(Refusal::bad(detail));
+        }
     };
     if found.is_empty() {
         return Err(Refusal::bad("no dead letter matches: nothing is discarded"));
@@ -186,8 +170,9 @@ async fn discard_matching_page(
         query.status
     )];
     if has_more {
-        effects
-            .push(format!("More match: one form discards {MOST}, the newest first. Repeat it for the rest."));
+        effects.push(format!(
+            "More match: one form discards {MOST_DISCARDED}, the newest first. Repeat it for the rest."
+        ));
     }
     let ids: Vec<String> = found.iter().map(ToString::to_string).collect();
     // The form has the ids: what is discarded is what was counted here, whatever matches the filter by then.
@@ -199,12 +184,13 @@ async fn discard_matching_page(
         ("ids", &ids.join(",")),
     ];
     let fields: String = fields.iter().map(|(name, value)| hidden(name, value)).collect();
-    // The command discards pending ones by a filter, others by their id.
     let flags = [("--target", &query.target), ("--tenant", &query.tenant), ("--signature", &query.signature)];
-    let flags =
-        flags.iter().filter(|(_, value)| !value.is_empty() && query.status == Status::Pending.as_str());
-    let flags: String = flags.map(|(flag, value)| format!("{flag} {value:?} ")).collect();
-    let flags = if flags.is_empty() { "dlq_… ".to_owned() } else { flags };
+    let flags = flags.iter().filter(|(_, value)| !value.is_empty());
+    let mut flags: String = flags.map(|(flag, value)| format!("{flag} {value:?} ")).collect();
+    // The command discards all that match.
+    if !has_more {
+        flags.push_str(&format!("--expected {number} "));
+    }
     Ok(show(&Confirm {
         page: Page::new(admin, visitor, Section::DeadLetters, "Discard dead letters").await,
         heading: format!("Discard {number} {noun}"),
@@ -215,45 +201,10 @@ async fn discard_matching_page(
         button: format!("Discard {number} {noun}"),
         is_dangerous: true,
         back: query.at("/dead-letters/list"),
-        command: format!("{} {flags}--reason …", actions::DISCARD_MATCHING.command),
+        command: format!("{} {} {flags}--reason …", actions::DISCARD_MATCHING.command, query.status),
         problem,
         reason: reason.to_owned(),
     }))
-}
-
-/// What became of a dead letter that was to be discarded.
-enum DiscardResult {
-    Discarded,
-    /// Somebody did it before.
-    AlreadyDiscarded,
-    /// Replayed, restored or swept meanwhile; the text says so.
-    Refused(String),
-}
-
-/// Discards a dead letter that still has the status that was shown.
-async fn discard_shown(
-    admin: &Admin,
-    caller: &Caller,
-    id: LetterId,
-    status: &str,
-    asked: &ChangeRequest,
-) -> Result<DiscardResult, Refusal> {
-    let discarded = async {
-        let now = letter(admin, id).await?.status;
-        if now == Status::Discarded {
-            return Ok(DiscardResult::AlreadyDiscarded);
-        }
-        if now.as_str() != status {
-            return Ok(DiscardResult::Refused(format!("it is {} now", now.as_str())));
-        }
-        change(admin, caller, id, asked, LetterAction::Discard).await.map(|_| DiscardResult::Discarded)
-    };
-    match discarded.await {
-        Err(refusal) if refusal.status().is_client_error() => {
-            Ok(DiscardResult::Refused(refusal.detail().to_owned()))
-        }
-        result => result,
-    }
 }
 
 pub(super) async fn discard_matching(State(admin): State<Arc<Admin>>, form: Submission) -> Response {
@@ -268,35 +219,37 @@ pub(super) async fn discard_matching(State(admin): State<Arc<Admin>>, form: Subm
         };
         let ids = form.get("ids").split(',').filter(|id| !id.is_empty());
         let ids = ids.map(id_of).collect::<Result<Vec<LetterId>, _>>()?;
-        if ids.is_empty() || ids.len() > MOST as usize || !query.can_discard() {
+        let status = query.discardable().filter(|_| !ids.is_empty() && ids.len() <= MOST_DISCARDED);
+        let Some(status) = status else {
             return Err(Refusal::bad("nothing is selected: open the form from a list of dead letters"));
-        }
-        let asked = ChangeRequest { reason: form.get("reason").to_owned() };
-        if let Err(refusal) = crate::admin::answer::reason(&asked.reason) {
+        };
+        let reason = form.get("reason").to_owned();
+        if let Err(refusal) = crate::admin::answer::reason(&reason) {
             let problem = Some(refusal.detail().to_owned());
             return discard_matching_page(&admin, &visitor, &query, Some(ids), problem, "").await;
         }
-        let (own, caller, status) = (Arc::clone(&admin), visitor.caller.clone(), query.status.clone());
         let all = ids.len();
-        let results = run_to_completion(async move {
-            let mut results = Vec::new();
-            for id in ids {
-                results.push((id, discard_shown(&own, &caller, id, &status, &asked).await?));
-            }
-            Ok(results)
-        })
-        .await;
+        let asked = DiscardRequest {
+            status,
+            target: None,
+            tenant: None,
+            signature: None,
+            ids: Some(ids.iter().map(ToString::to_string).collect()),
+            expected: all as u64,
+            reason,
+        };
+        let (own, caller) = (Arc::clone(&admin), visitor.caller.clone());
+        let result = run_to_completion(async move { discard_many(&own, &caller, asked).await }).await;
         Strip::forget(&admin).await;
-        let (mut discarded, mut already, mut refused) = (0, Vec::new(), Vec::new());
-        for (id, result) in results? {
-            match result {
-                DiscardResult::Discarded => discarded += 1,
-                DiscardResult::AlreadyDiscarded => already.push(format!("{id}: it is discarded now")),
-                DiscardResult::Refused(why) => refused.push(format!("{id}: {why}")),
-            }
-        }
+        let DiscardResult { discarded, refused } = result?;
+        let (already, refused): (Vec<_>, Vec<_>) =
+            refused.into_iter().partition(|one| one.status == Some(Status::Discarded));
+        let named = |all: Vec<RefusedDiscard>| -> Vec<String> {
+            all.into_iter().map(|one| format!("{}: {}", one.id, one.error)).collect()
+        };
+        let (mut already, mut refused) = (named(already), named(refused));
         let shown = LetterQuery { status: "discarded".to_owned(), ..query.clone() };
-        if discarded == all {
+        if discarded == all as u64 {
             return Ok(go(&shown.at("/dead-letters"), &format!("discarded:{all}")));
         }
         let mut links = vec![("Back to the list", query.at("/dead-letters/list"))];

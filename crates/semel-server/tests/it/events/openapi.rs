@@ -276,6 +276,16 @@ fn every_path_answers_as_documented() {
     api.call("GET /v1/dead-letters/{id}", &letter, None, 200);
     api.call("POST /v1/dead-letters/{id}/discard", &letter, json!({ "reason": "r" }), 200);
     api.call("POST /v1/dead-letters/{id}/restore", &letter, json!({ "reason": "r" }), 200);
+    let discard = |expected: u64| json!({ "status": "pending", "expected": expected, "reason": "r" });
+    api.call(
+        "POST /v1/dead-letters/discard",
+        "",
+        json!({ "status": "replayed", "expected": 1, "reason": "r" }),
+        400,
+    );
+    api.call("POST /v1/dead-letters/discard", "", discard(2), 409);
+    api.call("POST /v1/dead-letters/discard", "", discard(1), 200);
+    api.call("POST /v1/dead-letters/{id}/restore", &letter, json!({ "reason": "r" }), 200);
     let copy = api.call(
         "POST /v1/dead-letters/{id}/edit",
         &letter,

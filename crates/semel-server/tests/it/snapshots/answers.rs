@@ -46,12 +46,11 @@ fn respond(mut stream: &TcpStream, answer: fn(&str) -> (u16, Value)) -> Option<(
 #[test]
 fn a_bulk_discard_goes_on_after_a_refusal() {
     let url = serve(|request| match request {
-        "POST /v1/dead-letters/dlq_2/discard" => (409, json!({ "detail": "dlq_2 is replaying" })),
-        request if request.starts_with("POST /v1/dead-letters/") => (200, json!({ "id": "x" })),
-        "GET /v1/targets" => (200, json!({ "items": [{ "name": "crm" }], "next": null })),
-        request if request.contains("/groups") => {
-            (200, json!({ "items": [{ "count": 3 }], "partial": false }))
+        "POST /v1/dead-letters/discard" => {
+            let refused = json!([{ "id": "dlq_2", "status": "replaying", "error": "dlq_2 is replaying" }]);
+            (200, json!({ "discarded": 2, "refused": refused }))
         }
+        "GET /v1/targets" => (200, json!({ "items": [{ "name": "crm" }], "next": null })),
         _ => {
             (200, json!({ "items": [{ "id": "dlq_1" }, { "id": "dlq_2" }, { "id": "dlq_3" }], "next": null }))
         }
