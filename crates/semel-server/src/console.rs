@@ -125,6 +125,7 @@ pub(crate) fn router(admin: &Arc<Admin>) -> Router<Arc<Admin>> {
         .route("/login", get(login::form).post(login::log_in))
         .route("/logout", post(login::log_out))
         .route("/theme", post(login::set_theme))
+        .route("/shortcuts", post(login::set_shortcuts))
         .route("/search", get(search::search))
         .route("/keys", get(keys::list))
         .route("/keys/{id}", get(keys::show))

@@ -74,6 +74,8 @@ impl KeyRow {
 struct KeysPage {
     page: Page,
     filters: KeysQuery,
+    /// The order of the keys in doubt, in words.
+    order: Option<String>,
     phases: Vec<(&'static str, String)>,
     rows: Vec<KeyRow>,
     /// How far a search has come that did not read all records.
@@ -99,6 +101,7 @@ pub(super) async fn list(
         let hint = filters.hint.trim();
         let mut found = key_search::search(&admin, phase, hint, limit, &filters.progress).await?;
         let pairs = [("phase", filters.phase.as_str()), ("hint", filters.hint.as_str())];
+        let order = (phase == Some(Phase::InDoubt)).then(|| order_of(is_queue, found.next.is_none()));
         let next_part = found.next_part("/keys", &pairs);
         let searched = next_part.as_ref().map(|_| found.progress());
         if is_queue {
@@ -117,6 +120,7 @@ pub(super) async fn list(
             page: page.with_message(filters.did.as_deref()),
             phases: phases.map(|(name, _)| (*name, html::label(name))).collect(),
             rows: found.items.iter().map(KeyRow::new).collect(),
+            order,
             searched,
             next_part,
             next,
@@ -125,6 +129,17 @@ pub(super) async fn list(
         }))
     })
     .await
+}
+
+/// The order of a list of keys in doubt. The store sorts them by id; the first page is sorted by age after it was read.
+fn order_of(is_first: bool, is_all: bool) -> String {
+    match (is_first, is_all) {
+        (true, true) => "The oldest is first.".to_owned(),
+        (true, false) => "More match than this page shows. The oldest of those on this page is first; further pages are in the order of ids, \
+                          and an older key can be among them."
+            .to_owned(),
+        (false, _) => "This is a further page, in the order of ids: the oldest is not first.".to_owned(),
+    }
 }
 
 fn named_phase(name: &str) -> Result<Phase, Refusal> {

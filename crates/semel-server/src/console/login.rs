@@ -1,4 +1,4 @@
-//! Logging in with a token, logging out, and the theme.
+//! Logging in with a token, logging out, the theme, and the switch of the shortcuts.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use axum::response::{IntoResponse as _, Redirect, Response};
 use serde::Deserialize;
 
 use super::assets::CSS;
-use super::page::{Theme, respond};
+use super::page::{Shortcuts, Theme, respond};
 use super::visitor::{Submission, Visitor, peer, set_session};
 use crate::admin::{Admin, Right};
 
@@ -125,12 +125,22 @@ pub(super) async fn log_out(State(admin): State<Arc<Admin>>, form: Submission) -
 
 pub(super) async fn set_theme(headers: HeaderMap, form: Submission) -> Response {
     let theme = Theme::of(Some(form.get("theme"))).name();
+    remember(&headers, Theme::COOKIE, theme)
+}
+
+pub(super) async fn set_shortcuts(headers: HeaderMap, form: Submission) -> Response {
+    let shortcuts = Shortcuts::of(Some(form.get("shortcuts"))).name();
+    remember(&headers, Shortcuts::COOKIE, shortcuts)
+}
+
+/// Keeps a choice in the browser, and leads back to the page with the switch.
+fn remember(headers: &HeaderMap, name: &str, value: &str) -> Response {
     // Back to the page with the switch; the policy of this server sends no Referer to anybody else.
     let back = headers.get(header::REFERER).and_then(|from| from.to_str().ok());
     let back =
         back.and_then(|from| from.split_once("://")?.1.split_once('/').map(|(_, path)| format!("/{path}")));
     let mut response = Redirect::to(&own_path(&back.unwrap_or_default())).into_response();
-    let cookie = format!("{}={theme}; Path=/; Max-Age=31536000; SameSite=Strict", Theme::COOKIE);
+    let cookie = format!("{name}={value}; Path=/; Max-Age=31536000; SameSite=Strict");
     if let Ok(cookie) = HeaderValue::from_str(&cookie) {
         response.headers_mut().insert(header::SET_COOKIE, cookie);
     }

@@ -52,6 +52,41 @@ impl Theme {
     }
 }
 
+/// Whether single keys are shortcuts. Voice control and a slipped finger press them by accident.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shortcuts {
+    On,
+    Off,
+}
+
+impl Shortcuts {
+    pub(super) const COOKIE: &str = "semel_shortcuts";
+
+    /// The setting of this name.
+    pub(super) fn of(name: Option<&str>) -> Self {
+        if name == Some("off") { Self::Off } else { Self::On }
+    }
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::On => "on",
+            Self::Off => "off",
+        }
+    }
+
+    /// The setting that the switch selects next.
+    pub(super) const fn next(self) -> Self {
+        match self {
+            Self::On => Self::Off,
+            Self::Off => Self::On,
+        }
+    }
+
+    pub(super) fn are_on(self) -> bool {
+        self == Self::On
+    }
+}
+
 /// A part of the console in the navigation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Section {
@@ -88,6 +123,7 @@ pub(super) struct Page {
     pub(super) role: String,
     pub(super) form_token: String,
     pub(super) theme: Theme,
+    pub(super) shortcuts: Shortcuts,
     pub(super) is_logged_in: bool,
     /// The result of the action before, as a code from the address.
     pub(super) message: Option<String>,
@@ -116,6 +152,7 @@ impl Page {
             role: visitor.caller.role().to_string(),
             form_token: visitor.form_token.clone(),
             theme: visitor.theme,
+            shortcuts: visitor.shortcuts,
             is_logged_in: visitor.is_logged_in(),
             message: None,
             refresh: None,

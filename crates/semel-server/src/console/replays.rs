@@ -11,7 +11,7 @@ use axum::response::Response;
 use semel::time::{Clock as _, SystemClock};
 use semel_pipeline::id::JobId;
 use semel_pipeline::ledger;
-use semel_pipeline::replay::{JobItem, JobRecord, JobState, Selection};
+use semel_pipeline::replay::{JobItem, JobRecord, JobState, ReplayPace, Selection};
 use serde::Deserialize;
 
 use super::html::{self, Html};
@@ -196,11 +196,6 @@ pub(super) async fn show(
         }
         let canary_runs = u64::from(pace.canary) > counts.ended() && pace.canary > 0 && !job.state.is_over();
         let (speed, eta) = progress(&job);
-        let limit = if pace.rate > 0.0 {
-            format!("at most {} a second", html::rate(pace.rate))
-        } else {
-            "no rate limit".to_owned()
-        };
         Ok(show_page(&ReplayPage {
             page: page.with_message(Some(&did)),
             results: vec![
@@ -231,7 +226,8 @@ pub(super) async fn show(
             eta,
             waiting: explained(pipeline, &job).await?.waiting,
             pace: format!(
-                "{limit}, {} in progress at most, pauses itself above {} failures",
+                "{}, {} in progress at most, pauses itself above {} failures",
+                rate_limit(pace),
                 pace.concurrency,
                 html::percent(pace.pause_above)
             ),
@@ -242,6 +238,14 @@ pub(super) async fn show(
         }))
     })
     .await
+}
+
+fn rate_limit(pace: &ReplayPace) -> String {
+    if pace.rate > 0.0 {
+        format!("at most {} a second", html::rate(pace.rate))
+    } else {
+        "no rate limit".to_owned()
+    }
 }
 
 /// True if the message of an action still describes the job.
@@ -319,7 +323,11 @@ async fn order_page(
         ),
         OrderKind::Pace => (
             "Change the limits of",
-            "The new limits hold for items that have not started.".to_owned(),
+            format!(
+                "The new limits hold for {left} items that have not started. Now: {}, {} in progress at most.",
+                rate_limit(&job.new.pace),
+                job.new.pace.concurrency
+            ),
             actions::PACE_REPLAY,
         ),
     };

@@ -19,13 +19,14 @@ use super::html::{self, Html};
 use super::page::{Confirm, Next, Page, Section, answer, go, hidden, show as show_page};
 use super::targets::HeldTargets;
 use super::visitor::{Submission, Visitor};
+use crate::admin::audit::run_to_completion;
 use crate::admin::listing::id_of;
 use crate::admin::runs::{CancelRequest, cancel_run, run_error};
 use crate::admin::{Admin, Refusal};
 use crate::pipeline::Pipeline;
 
 const PAGE: u32 = 50;
-/// The most deliveries of a state that are read to count the runs among them. A tab with more has no count.
+/// The most deliveries of a state that are read to count the runs among them. The count of a tab with more has a `+`.
 const COUNTED: u32 = 200;
 /// The most tenants of the buffer that are listed.
 const TENANTS: usize = 50;
@@ -95,7 +96,9 @@ struct TenantRow {
 struct RunsPage {
     page: Page,
     query: RunQuery,
-    tabs: Vec<(&'static str, Option<u64>)>,
+    /// All runs, counted as far as they are.
+    all: TabCount,
+    tabs: Vec<(&'static str, TabCount)>,
     rows: Vec<RunRow>,
     buffer: Option<BufferView>,
     next: Next,
@@ -128,6 +131,7 @@ pub(super) async fn list(
         ];
         let message = query.did.clone();
         Ok(show_page(&RunsPage {
+            all: count_all(pipeline).await?,
             tabs: tabs(pipeline, &page.strip.totals).await?,
             page: page.with_message(message.as_deref()),
             rows,
@@ -214,26 +218,43 @@ async fn in_buffer(pipeline: &Pipeline, query: &RunQuery) -> Result<BufferView, 
     Ok(view)
 }
 
-/// The tabs with the number of runs in each state, where it can be counted.
-async fn tabs(pipeline: &Pipeline, totals: &Totals) -> Result<Vec<(&'static str, Option<u64>)>, Refusal> {
+/// The number of runs of a tab; true if there are more than were counted.
+struct TabCount(u64, bool);
+
+impl TabCount {
+    /// `None` if nothing is known: none was counted, and there may be more.
+    fn text(&self) -> Option<String> {
+        let Self(number, is_partial) = *self;
+        let more = if is_partial { "+" } else { "" };
+        (number > 0 || !is_partial).then(|| format!("{}{more}", html::count(number)))
+    }
+}
+
+async fn count_all(pipeline: &Pipeline) -> Result<TabCount, Refusal> {
+    let filter = EventFilter { kind: Some(EventKind::Run), ..EventFilter::default() };
+    let found = pipeline.ledger.events(filter, ledger::Page { after: None, limit: COUNTED }).await?;
+    Ok(TabCount(found.items.len() as u64, found.next.is_some()))
+}
+
+/// The tabs with the number of runs in each state, as far as it was counted.
+async fn tabs(pipeline: &Pipeline, totals: &Totals) -> Result<Vec<(&'static str, TabCount)>, Refusal> {
     let mut tabs = Vec::new();
     for state in TABS {
-        let deliveries = totals.deliveries.iter().filter(|(_, known, _)| *known == state);
-        let all: u64 = deliveries.map(|(_, _, count)| count).sum();
+        let known = totals.deliveries.iter().any(|(_, known, count)| *known == state && *count > 0);
         // Deliveries that ended well are not in the totals.
-        let runs = if state == DeliveryState::Done || all > u64::from(COUNTED) {
-            None
-        } else {
+        let count = if state == DeliveryState::Done || known {
             let filter = DeliveryFilter { states: vec![state], ..DeliveryFilter::default() };
             let page = ledger::Page { after: None, limit: COUNTED };
             let found = pipeline.ledger.deliveries(filter, page).await?;
             let runs = found.items.iter().filter(|delivery| delivery.event.kind() == EventKind::Run).count();
-            found.next.is_none().then_some(runs as u64)
+            TabCount(runs as u64, found.next.is_some())
+        } else {
+            TabCount(0, false)
         };
-        tabs.push((state.as_str(), runs));
+        tabs.push((state.as_str(), count));
     }
     if pipeline.intake.triggers.burst().is_some() {
-        tabs.push(("buffered", Some(pipeline.intake.depth.lock().queued)));
+        tabs.push(("buffered", TabCount(pipeline.intake.depth.lock().queued, false)));
     }
     Ok(tabs)
 }
@@ -394,13 +415,23 @@ pub(super) async fn cancel(State(admin): State<Arc<Admin>>, form: Submission) ->
         if let Err(refusal) = crate::admin::answer::reason(reason) {
             return cancel_page(&admin, &visitor, &ids, Some(refusal.detail().to_owned()), reason).await;
         }
-        let mut problems = Vec::new();
-        for id in &ids {
-            let asked = CancelRequest { reason: reason.to_owned() };
-            if let Err(refusal) = cancel_run(&admin, &visitor.caller, id_of(id)?, asked).await {
-                problems.push(format!("{id}: {}", refusal.detail()));
+        // Every id is read first: one that is none cancels nothing.
+        let mut runs = ids.iter().map(|id| id_of(id)).collect::<Result<Vec<EventId>, _>>()?;
+        runs.sort_unstable();
+        runs.dedup();
+        let number = runs.len();
+        let (own, caller, reason) = (Arc::clone(&admin), visitor.caller.clone(), reason.to_owned());
+        let problems = run_to_completion(async move {
+            let mut problems = Vec::new();
+            for id in runs {
+                let asked = CancelRequest { reason: reason.clone() };
+                if let Err(refusal) = cancel_run(&own, &caller, id, asked).await {
+                    problems.push(format!("{id}: {}", refusal.detail()));
+                }
             }
-        }
+            Ok(problems)
+        })
+        .await?;
         match problems.as_slice() {
             [] => Ok(go("/runs", "cancelled")),
             problems => Err(Refusal::new(
@@ -408,8 +439,8 @@ pub(super) async fn cancel(State(admin): State<Arc<Admin>>, form: Submission) ->
                 "refused",
                 format!(
                     "{} of {} runs are cancelled. Not cancelled: {}",
-                    ids.len() - problems.len(),
-                    ids.len(),
+                    number - problems.len(),
+                    number,
                     problems.join("; ")
                 ),
             )),

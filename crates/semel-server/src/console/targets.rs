@@ -257,6 +257,9 @@ async fn change_page(
         }));
     }
     let waiting: u64 = card.backlog.iter().map(|(_, count)| count).sum();
+    let retry_wait = DeliveryState::RetryWait.as_str();
+    let retrying: u64 =
+        card.backlog.iter().filter(|(state, _)| *state == retry_wait).map(|(_, count)| count).sum();
     let (verb, effect, command) = match action {
         TargetAction::Pause => (
             "Pause",
@@ -278,8 +281,11 @@ async fn change_page(
         TargetAction::Retry => (
             "Retry",
             format!(
-                "Deliveries to {name} that wait for their next attempt become due now. The circuit breaker, the retry budget and \
-                 the concurrency of the target still apply."
+                "{} to {name} that {} for the next attempt {} due now. The circuit breaker, the retry budget and the concurrency of \
+                 the target still apply.",
+                deliveries(retrying),
+                if retrying == 1 { "waits" } else { "wait" },
+                if retrying == 1 { "becomes" } else { "become" },
             ),
             actions::RETRY_TARGET.command,
         ),
@@ -303,6 +309,10 @@ async fn change_page(
         problem,
         reason: reason.to_owned(),
     }))
+}
+
+fn deliveries(number: u64) -> String {
+    format!("{} {}", html::count(number), if number == 1 { "delivery" } else { "deliveries" })
 }
 
 /// The state of a target, and why it is so.

@@ -12,7 +12,7 @@ use subtle::ConstantTimeEq as _;
 
 use super::actions::ConsoleAction;
 use super::html::encode;
-use super::page::{ErrorPage, Theme, respond};
+use super::page::{ErrorPage, Shortcuts, Theme, respond};
 use super::session::{RequestedBy, SessionHash};
 use super::{assets, login};
 use crate::admin::{Admin, Caller, Refusal, Right};
@@ -33,6 +33,7 @@ pub(super) struct Visitor {
     /// Must come back with every form.
     pub(super) form_token: String,
     pub(super) theme: Theme,
+    pub(super) shortcuts: Shortcuts,
     /// The session to log out from, if there is one.
     pub(super) session: Option<SessionHash>,
 }
@@ -210,10 +211,12 @@ async fn admit(admin: &Arc<Admin>, mut request: Request, next: Next) -> (String,
         return (nobody, next.run(request).await);
     }
     let theme = Theme::of(cookie(request.headers(), Theme::COOKIE));
+    let shortcuts = Shortcuts::of(cookie(request.headers(), Shortcuts::COOKIE));
     let stranger = |caller| Visitor {
         caller,
         form_token: admin.console.sessions.form_token.clone(),
         theme,
+        shortcuts,
         session: None,
     };
     let visitor = if let Some(caller) = access.local_caller() {
@@ -223,7 +226,7 @@ async fn admit(admin: &Arc<Admin>, mut request: Request, next: Next) -> (String,
         let found = session.and_then(|session| admin.console.sessions.find(session, requested_by(&request)));
         let known = found.and_then(|(token, form_token)| Some((access.caller_of(&token)?, form_token)));
         match known {
-            Some((caller, form_token)) => Visitor { caller, form_token, theme, session },
+            Some((caller, form_token)) => Visitor { caller, form_token, theme, shortcuts, session },
             None if path == "/login" => stranger(Caller::nobody()),
             None => return (nobody, ask_to_log_in(admin, &request, theme)),
         }

@@ -138,11 +138,13 @@ function tickAges() {
 
 // Two keys: g, then the first letter of a page.
 const places = { o: "/", k: "/keys", i: "/keys?phase=in_doubt", d: "/dead-letters", r: "/replays", u: "/runs", e: "/events", t: "/targets", a: "/audit" };
+// Single keys can be switched off: voice control and a slipped finger press them by accident.
+const hasShortcuts = document.body.dataset.shortcuts !== "off";
 let pending = false;
 document.addEventListener("keydown", (event) => {
   const typing = event.target.closest("input, textarea, select");
   if (event.key === "Escape" && typing === search) { search.blur(); return; }
-  if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (!hasShortcuts || typing || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "/") { event.preventDefault(); search.focus(); search.select(); return; }
   if (pending && places[event.key]) { location.href = places[event.key]; return; }
   pending = event.key === "g";
