@@ -13,6 +13,11 @@ use crate::hygiene::{metadata, packages, root, text};
 /// Crates that others need and nobody should use directly.
 const INTERNAL: &[&str] = &["semel-postgres", "semel-testbed"];
 
+/// What every published crate says of itself.
+const MEMBERS: [&str; 5] = ["description", "license", "readme", "documentation", "rust_version"];
+/// What it does not say: the sources have no public address yet. RELEASING.md says when it is set; then it moves to [`MEMBERS`].
+const MISSING: &str = "repository";
+
 /// The crates of the workspace that are published.
 fn published() -> Vec<Value> {
     let metadata = metadata();
@@ -30,9 +35,10 @@ fn every_published_crate_has_complete_metadata() {
     assert!(crates.len() >= 10, "{} crates", crates.len());
     for package in &crates {
         let name = text(package, "name");
-        for member in ["description", "license", "readme", "documentation", "rust_version"] {
+        for member in MEMBERS {
             assert!(!text(package, member).is_empty(), "{name}: {member}");
         }
+        assert!(package[MISSING].is_null(), "{name} has a {MISSING}: move it to MEMBERS");
         let count = |member: &str| package[member].as_array().map_or(0, Vec::len);
         // The registry accepts five of each.
         assert!((1..=5).contains(&count("keywords")), "{name}: keywords");
@@ -150,4 +156,98 @@ fn run(command: &mut Command) -> String {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{command:?}: {said}");
     said
+}
+
+/// A checkout with `scripts/api`, and pages of rustdoc in which every library has the items of `items`.
+struct Checkout(tempfile::TempDir);
+
+impl Checkout {
+    fn new() -> Self {
+        let checkout = Self(tempfile::tempdir().expect("a folder"));
+        fs::create_dir(checkout.path("scripts")).expect("a folder");
+        fs::copy(root().join("scripts/api"), checkout.path("scripts/api")).expect("the script");
+        checkout.git(&["init", "--quiet"]);
+        checkout
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn set_version(&self, version: &str) {
+        let manifest = format!("[workspace.package]\nversion = \"{version}\"\n");
+        fs::write(self.path("Cargo.toml"), manifest).expect("a manifest");
+    }
+
+    /// What `cargo doc` writes, as far as the script reads it.
+    fn document(&self, items: &[&str]) {
+        for list in fs::read_dir(root().join("api")).expect("the lists") {
+            let list = list.expect("a list").path();
+            let library = list.file_stem().expect("a name").to_string_lossy().replace('-', "_");
+            let folder = self.path("target/doc").join(library);
+            fs::create_dir_all(&folder).expect("a folder");
+            let link = |item: &&str| format!("<a href=\"struct.{item}.html\">{item}</a>");
+            fs::write(folder.join("all.html"), items.iter().map(link).collect::<String>()).expect("an index");
+            for item in items {
+                let page = format!("<pre class=\"rust item-decl\"><code>pub struct {item};</code></pre>");
+                fs::write(folder.join(format!("struct.{item}.html")), page).expect("a page");
+            }
+        }
+    }
+
+    fn git(&self, arguments: &[&str]) {
+        let person = ["-c", "user.name=a", "-c", "user.email=a@example", "-c", "commit.gpgsign=false"];
+        run(Command::new("git").args(person).args(arguments).current_dir(self.0.path()));
+    }
+
+    /// Whether `scripts/api` accepts it, and what it says.
+    fn compare(&self) -> (bool, String) {
+        self.api(&[])
+    }
+
+    fn update(&self) {
+        let (is_written, said) = self.api(&["update"]);
+        assert!(is_written, "{said}");
+    }
+
+    fn api(&self, arguments: &[&str]) -> (bool, String) {
+        let mut script = Command::new("python3");
+        script.arg(self.path("scripts/api")).args(arguments).env_remove("CARGO_TARGET_DIR");
+        let output = script.output().expect("python3 runs");
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+    }
+}
+
+// While no version was tagged, nothing compared the API with the last one, and nobody would have seen that this does not work.
+#[test]
+fn an_item_that_the_last_version_had_cannot_be_removed_within_its_number() {
+    let checkout = Checkout::new();
+    checkout.set_version("0.1.0");
+    checkout.document(&["Engine", "Key"]);
+    checkout.update();
+    let (is_accepted, said) = checkout.compare();
+    assert!(is_accepted && said.contains("no version is tagged"), "{said}");
+    checkout.git(&["add", "."]);
+    checkout.git(&["commit", "--quiet", "--message", "the first version"]);
+    checkout.git(&["tag", "v0.1.0"]);
+
+    // More is allowed.
+    checkout.set_version("0.1.1");
+    checkout.document(&["Engine", "Key", "Store"]);
+    checkout.update();
+    assert_eq!(checkout.compare(), (true, String::new()));
+
+    // Less is not, although the lists say so too.
+    checkout.document(&["Engine", "Store"]);
+    let (is_accepted, said) = checkout.compare();
+    assert!(!is_accepted && said.contains("-semel::Key: pub struct Key;"), "the lists: {said}");
+    checkout.update();
+    let (is_accepted, said) = checkout.compare();
+    assert!(!is_accepted && said.contains("v0.1.0 semel: semel::Key: pub struct Key;"), "{said}");
+    assert!(said.contains("v0.1.0 semel-window: ") && !said.contains("Engine"), "{said}");
+
+    // The second number allows it before 1.0.
+    checkout.set_version("0.2.0");
+    assert_eq!(checkout.compare(), (true, String::new()));
 }

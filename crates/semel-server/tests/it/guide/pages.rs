@@ -26,10 +26,18 @@ pub(super) struct Block {
     pub(super) is_skipped: bool,
 }
 
-/// Every page: those of the repository's folder, and all of `docs`.
+/// Every page: those of the repository's folder, all of `docs`, and what the registry shows of the binary.
 pub(super) fn pages() -> Vec<Page> {
     let mut pages = files(&root().join("docs"), &["md"]);
-    for name in ["README", "ARCHITECTURE", "CONTRIBUTING", "RELEASING", "SECURITY", "CHANGELOG"] {
+    for name in [
+        "README",
+        "ARCHITECTURE",
+        "CONTRIBUTING",
+        "RELEASING",
+        "SECURITY",
+        "CHANGELOG",
+        "crates/semel-server/README",
+    ] {
         pages.push(root().join(name).with_extension("md"));
     }
     let named = |path: PathBuf| Page::read(path.strip_prefix(root()).unwrap().to_str().unwrap());

@@ -57,7 +57,7 @@ cargo() {
   case "$1 $2" in
     "run --release") shift 3 && semel "$@" && return ;;
     "build --release") return ;;
-    "install --locked") [ -d "$ROOT/$4" ] || fail "$4 is not there" && return ;;
+    "install --locked") [ -d "$ROOT/${4:-crates/$3}" ] || fail "$* names no crate" && return ;;
   esac
   local kind=$1
   while [ $# -gt 0 ] && [ "$1" != -- ]; do

@@ -13,6 +13,12 @@ pub(crate) fn binary() -> PathBuf {
     std::env::var_os("SEMEL_RELEASE_BINARY").map_or_else(|| env!("CARGO_BIN_EXE_semel").into(), PathBuf::from)
 }
 
+/// The target of this machine, in the names of files. A release can also hold a static (musl) build.
+pub(super) fn host() -> String {
+    let libc = if cfg!(target_env = "musl") { "musl" } else { "gnu" };
+    format!("{}-unknown-linux-{libc}", std::env::consts::ARCH)
+}
+
 /// The folder of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
@@ -38,12 +44,14 @@ pub(super) fn release(out: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// The folder of the artifacts: those of a release, if there are any. Tests are processes of their own, and the first one
-/// makes them.
+/// The folder of the artifacts: those of a release, if there are any.
 pub(crate) fn artifacts() -> PathBuf {
-    if let Some(released) = std::env::var_os("SEMEL_RELEASE_ARTIFACTS") {
-        return released.into();
-    }
+    std::env::var_os("SEMEL_RELEASE_ARTIFACTS").map_or_else(packaged, PathBuf::from)
+}
+
+/// The folder of artifacts that are weakly compressed ([`release`]). Tests are processes of their own, and the first one makes
+/// them.
+pub(super) fn packaged() -> PathBuf {
     let folder = target().join("test-artifacts");
     fs::create_dir_all(&folder).unwrap();
     let lock = File::create(folder.join("lock")).unwrap();
@@ -56,18 +64,39 @@ pub(crate) fn artifacts() -> PathBuf {
     out
 }
 
-/// The only artifact with this ending.
+/// The artifact of this machine with this ending.
 pub(crate) fn artifact(ending: &str) -> PathBuf {
     let files = fs::read_dir(artifacts()).unwrap().map(|file| file.unwrap().path());
-    let mut found: Vec<_> = files.filter(|file| file.to_str().unwrap().ends_with(ending)).collect();
+    only(files.collect(), ending)
+}
+
+fn only(files: Vec<PathBuf>, ending: &str) -> PathBuf {
+    let mut found: Vec<_> =
+        files.into_iter().filter(|file| file.to_str().unwrap().ends_with(ending)).collect();
+    if found.len() > 1 {
+        found.retain(|file| file.to_str().unwrap().contains(&host()));
+    }
     assert_eq!(found.len(), 1, "{ending}: {found:?}");
     found.remove(0)
+}
+
+// Where musl is installed, a release has two tarballs and two bills of materials.
+#[test]
+fn a_static_build_beside_it_is_not_the_artifact_of_this_machine() {
+    for ending in [".tar.gz", ".cdx.json"] {
+        let [own, other] = [host(), host().replace("-gnu", "-musl")]
+            .map(|triple| PathBuf::from(format!("semel-{VERSION}-{triple}{ending}")));
+        assert_eq!(only(vec![other, own.clone()], ending), own);
+    }
 }
 
 /// What the artifacts are made of, with times and sizes.
 fn sources() -> String {
     let mut paths = vec![binary()];
-    let names = ["packaging", "deploy", "docs", "scripts/release", "Cargo.lock", "README.md", "CHANGELOG.md"];
+    let names = ["packaging", "deploy", "docs", "clients", "scripts/release", "Cargo.lock", "LICENSE"];
+    let pages = fs::read_dir(root()).unwrap().map(|file| file.unwrap().path());
+    paths.extend(pages.filter(|file| file.extension().is_some_and(|ending| ending == "md")));
+    paths[1..].sort();
     names.iter().for_each(|name| collect(&root().join(name), &mut paths));
     let described = paths.iter().map(|path| {
         let found = fs::metadata(path).unwrap();

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs in a freshly installed, booted Debian: installs, upgrades, removes and purges the package, with real systemd.
-# /test holds old.deb, new.deb and http.pl. Ends the machine; its exit code is 0 if every line held.
+# Runs in a freshly installed, booted Debian: installs, upgrades, removes and purges the package, and installs the tarball as a
+# service, with real systemd. /test holds old.deb, new.deb, the tarball, tarball.sh and http.pl. Ends the machine; its exit code is 0 if every line held.
 set -eu -o pipefail
 exec >/test/log 2>&1
 finish() {
@@ -87,3 +87,19 @@ left=$(find / -xdev \( -path /test -o -path /proc -o -path /sys -o -path /var/lo
 if dpkg-query -W semel; then fail "dpkg still knows it"; fi
 if [ -n "$(systemctl list-units --all --no-legend 'semel*')" ]; then systemctl list-units --all 'semel*'; fail "the unit is still loaded"; fi
 echo "the package was installed, upgraded, removed and purged"
+
+# From the tarball, by the commands of the documentation.
+cd /test
+bash -eux tarball.sh
+hash -r # the shell remembers the binary of the package
+is_active || fail "the tarball's service is not running"
+systemctl is-enabled semel
+[ "$(stat -c %a /etc/semel/environment)" = 600 ] || fail "others can read the secrets"
+semel health
+printf '[gateway]\nlisten = "127.0.0.1:8080"\nupstream = "http://127.0.0.1:3000"\n' >>/etc/semel/semel.toml
+systemctl restart semel
+first=$(post 8080)
+[[ $first == "201 false charge-"* ]] || fail "the first request: $first"
+[ "$(post 8080)" = "${first/false/true}" ] || fail "a retry is another charge"
+[ "$(readlink "/proc/$(systemctl show --property MainPID --value semel)/exe")" = /usr/local/bin/semel ] || fail "another binary runs"
+echo "the tarball ran as a service"

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::artifacts::root;
+use super::artifacts::{host, root};
 use super::{is_proof, run};
 
 fn build(clone: &Path) -> String {
@@ -24,7 +24,7 @@ fn two_builds_of_a_commit_have_equal_checksums() {
     let [first, second] = ["a", "another-place"].map(|name| folder.path().join(name));
     let sums = build(&first);
     // What is left of the place of a build would be in the binary.
-    let binary = fs::read(first.join("target/x86_64-unknown-linux-gnu/dist/semel")).unwrap();
+    let binary = fs::read(first.join("target").join(host()).join("dist/semel")).unwrap();
     let place = folder.path().to_str().unwrap().as_bytes();
     assert!(
         !binary.windows(place.len()).any(|bytes| bytes == place),

@@ -88,6 +88,13 @@ fn a_newcomer_unpacks_the_tarball_and_has_a_gateway_within_a_minute() {
     assert!(completed.contains("reply: health"), "{completed}");
 }
 
+/// The commands of `docs/howto/install.md` that run the tarball under systemd. There is no `sudo` in a fresh root.
+fn as_a_service() -> String {
+    let page = fs::read_to_string(super::artifacts::root().join("docs/howto/install.md")).unwrap();
+    let block = page.split("```").find(|block| block.contains("enable --now")).unwrap();
+    block.strip_prefix("sh\n").unwrap().replace("sudo ", "")
+}
+
 #[test]
 fn the_package_is_installed_started_upgraded_and_purged_under_systemd() {
     if !is_proof() {
@@ -103,6 +110,9 @@ fn the_package_is_installed_started_upgraded_and_purged_under_systemd() {
     let package =
         package.filter(|file| file.extension().is_some_and(|ending| ending == "deb")).last().unwrap();
     fs::copy(package, test.join("new.deb")).unwrap();
+    let tarball = artifact(".tar.gz");
+    fs::copy(&tarball, test.join(tarball.file_name().unwrap())).unwrap();
+    fs::write(test.join("tarball.sh"), as_a_service()).unwrap();
     fs::write(test.join("http.pl"), include_str!("http.pl")).unwrap();
     fs::write(test.join("booted.sh"), include_str!("booted.sh")).unwrap();
     let units = root.join("etc/systemd/system");
@@ -126,4 +136,5 @@ fn the_package_is_installed_started_upgraded_and_purged_under_systemd() {
     let console = String::from_utf8_lossy(&machine.stdout).into_owned();
     assert!(machine.status.success(), "{}\n{log}\n{console}", machine.status);
     assert!(log.contains("\nthe package was installed, upgraded, removed and purged\n"), "{log}");
+    assert!(log.contains("\nthe tarball ran as a service\n"), "{log}");
 }

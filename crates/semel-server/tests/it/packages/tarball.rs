@@ -9,7 +9,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::time::Instant;
 
-use super::artifacts::{VERSION, artifact, artifacts, release};
+use super::artifacts::{VERSION, artifact, artifacts, packaged, release, root};
 use super::run;
 use crate::kit::{Semel, Upstream};
 
@@ -91,6 +91,8 @@ fn it_has_pages_completions_licences_and_one_folder() {
         "share/doc/semel/README.md",
         "share/doc/semel/docs/howto/install.md",
         "share/doc/semel/deploy/compose/compose.yaml",
+        "share/doc/semel/semel.toml",
+        "share/doc/semel/environment",
     ] {
         assert!(found.contains(file), "{file} in {found:?}");
     }
@@ -128,8 +130,44 @@ fn it_has_pages_completions_licences_and_one_folder() {
 }
 
 #[test]
+fn links_of_its_pages_lead_to_files_that_it_has() {
+    let (_folder, prefix) = unpacked();
+    let doc = prefix.join("share/doc/semel");
+    let mut found = BTreeSet::new();
+    files(&doc, &doc, &mut found);
+    let (mut broken, mut links) = (Vec::new(), 0);
+    for page in found.iter().filter(|file| file.ends_with(".md")) {
+        let text = fs::read_to_string(doc.join(page)).unwrap();
+        // Every other part is a block of code.
+        let prose: String = text.split("```").step_by(2).collect();
+        for link in prose.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
+            links += 1;
+            let target = doc.join(page).parent().unwrap().join(link);
+            if !link.contains("://") && !target.exists() {
+                broken.push(format!("{page}: {link}"));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+    assert!(links > 100, "{links} links");
+}
+
+// Those who write a client in another language have no checkout.
+#[test]
+fn its_contract_of_the_claims_api_runs() {
+    let (_folder, prefix) = unpacked();
+    let mut runner = Command::new("python3");
+    runner.arg(prefix.join("share/doc/semel/clients/contract/run.py"));
+    runner.args(["--only", "results keep their form", "--semel"]).arg(prefix.join("bin/semel"));
+    let driver = root().join("clients/python/tests/driver.py");
+    let printed = run(runner.args(["--", "python3"]).arg(driver).env("PYTHONDONTWRITEBYTECODE", "1"));
+    assert_eq!(printed, "ok      results keep their form: null, texts, lists, numbers\n");
+}
+
+#[test]
 fn the_same_binary_gives_the_same_artifacts_on_another_machine() {
-    let sums = fs::read_to_string(artifacts().join("SHA256SUMS")).unwrap();
+    // Of a release, `reproducible` compares two builds.
+    let sums = fs::read_to_string(packaged().join("SHA256SUMS")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("elsewhere");
     let mut again = Command::new("sh");
