@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use semel_testbed::{Postgres, Redis};
 
-use super::{Compiled, python, repository};
+use super::{Compiled, is_full, python, repository};
 use crate::kit::{Semel, semel};
 
 /// How many jobs a worker runs at the same time: `TOGETHER` in both scripts.
@@ -25,7 +25,7 @@ struct Size {
 }
 
 fn size() -> Size {
-    if std::env::var_os("SEMEL_PROVE").is_some() {
+    if is_full() {
         Size { jobs: 20_000, kills: 5, pause: Duration::from_secs(1), longest: Duration::from_secs(1200) }
     } else {
         Size { jobs: 300, kills: 1, pause: Duration::from_millis(400), longest: Duration::from_secs(180) }
@@ -102,7 +102,7 @@ fn work_through_kills(mode: &str, store: &str) {
             break;
         }
         // The short form ends after a few kills, so that it ends at all.
-        if std::env::var_os("SEMEL_PROVE").is_none() && kills >= 4 {
+        if !is_full() && kills >= 4 {
             continue;
         }
         // On a busy machine a worker needs more than a second to start: one that has done nothing yet is left alone.
@@ -119,6 +119,10 @@ fn work_through_kills(mode: &str, store: &str) {
         }
     }
     assert!(restarts > 0, "the server was killed");
+    let seconds = began.elapsed().as_secs();
+    println!("{mode}: {kills} kills of workers, {restarts} of the server, in {seconds} s");
+    // One a second, less the time in which no worker has done anything since its start.
+    assert!(!is_full() || kills as u64 >= seconds / 3, "only {kills} kills in {seconds} s");
     judge(folder, mode, size.jobs, kills);
 }
 
@@ -184,6 +188,12 @@ fn judge(folder: &Path, mode: &str, jobs: usize, kills: usize) {
 fn marked_jobs_never_happen_twice_on_redis() {
     let redis = crate::kit::durable_redis();
     work_through_kills("marked", &redis.url());
+}
+
+#[test]
+fn marked_jobs_never_happen_twice_on_postgres() {
+    let postgres = Postgres::start().unwrap();
+    work_through_kills("marked", &postgres.url());
 }
 
 #[test]
