@@ -12,18 +12,22 @@ use semel_testbed::{FaultProxy, Postgres, Redis, wait};
 use self::load::{Load, OutageLog};
 use crate::kit::{PATIENCE, Semel, Sink, Upstream, durable_redis, metric};
 
-/// The default timeout of the PostgreSQL store and of the ledger. Redis has a shorter one.
+/// The timeout of every call to a store or ledger.
 const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A timeout that no busy machine reaches by itself: a request that waits for it is known.
+/// The same where the outage is known without it. No busy machine reaches it by itself.
 const LONG_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How soon requests are answered once the outage is known: the aim is 50 ms, and the machine may be busy. A request that waits
+/// for a store takes at least four times as long.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Deliveries whose take had no answer are taken again soon.
 const LEDGER: &str = "[ledger]\nlease = \"3s\"";
 
 /// How long an outage lasts after it is known.
 fn length() -> Duration {
-    Duration::from_secs(if std::env::var_os("SEMEL_PROVE").is_some() { 60 } else { 2 })
+    Duration::from_secs(if std::env::var_os("SEMEL_PROVE").is_some() { 60 } else { 3 })
 }
 
 /// What becomes of keyed requests during the outage.
@@ -43,32 +47,27 @@ struct Stage {
     requests: Requests,
     /// The same for events and runs, which go to the ledger.
     events: Requests,
-    /// True if calls to the store may take [`LONG_TIMEOUT`].
-    has_long_timeout: bool,
+    /// The timeout of calls to the store and to the ledger.
+    timeout: Duration,
 }
 
 impl Stage {
     fn new(name: &'static str, requests: Requests, events: Requests) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (upstream, sink) = (Upstream::start(), Sink::start());
-        Self { name, upstream, sink, folder, requests, events, has_long_timeout: false }
+        Self { name, upstream, sink, folder, requests, events, timeout: STORE_TIMEOUT }
     }
 
     fn with_long_timeout(self) -> Self {
-        Self { has_long_timeout: true, ..self }
+        Self { timeout: LONG_TIMEOUT, ..self }
     }
 
     /// `config` has the tables `[store]`, `[ledger]` and `[gate]`. A ledger in the store gets [`LEDGER`].
     fn start(&self, config: &str) -> Semel {
         let file = self.folder.path().join("semel.toml");
         let ledger = if config.contains("[ledger]") { "" } else { LEDGER };
-        let config = match self.has_long_timeout {
-            true => {
-                let timeout = format!("[store]\ntimeout = \"{}s\"\n", LONG_TIMEOUT.as_secs());
-                config.replacen("[store]\n", &timeout, 1)
-            }
-            false => config.to_owned(),
-        };
+        let timeout = format!("[store]\ntimeout = \"{}s\"\n", self.timeout.as_secs());
+        let config = config.replacen("[store]\n", &timeout, 1);
         // A minute without the store is longer than a call may be in progress by default.
         let text = format!(
             "secret = {{ env = \"SEMEL_SECRET\" }}\n\
@@ -110,30 +109,31 @@ impl Stage {
 
         log.judge(semel, store);
         for (what, fate) in [("pay", self.requests), ("events", self.events), ("runs", self.events)] {
-            let during =
-                || calls.iter().filter(|call| call.what == what && call.began >= known && call.ended <= over);
-            let refused: Vec<_> = during().filter(|call| call.status == Some(503)).collect();
+            // Those that began soon enough to show that they waited.
+            let last = over - ANSWERED_WITHIN;
+            let during: Vec<_> = calls
+                .iter()
+                .filter(|call| call.what == what && call.began >= known && call.began <= last)
+                .collect();
+            let refused: Vec<_> = during.iter().filter(|call| call.status == Some(503)).collect();
             if fate == Requests::Served {
                 assert_eq!(refused.len(), 0, "{}: {what} need no store that is unavailable", self.name);
-                assert!(during().any(|call| call.is_done()), "{}: {what} are served", self.name);
+                assert!(during.iter().any(|call| call.is_done()), "{}: {what} are served", self.name);
                 continue;
             }
             assert!(!refused.is_empty(), "{}: {what} are refused", self.name);
             assert!(refused.iter().all(|call| call.has_retry_after), "{}: {what}", self.name);
-            let mut times: Vec<_> = refused.iter().map(|call| call.ended - call.began).collect();
+            // Of all: a request that waits until the end of the outage is not refused.
+            let mut times: Vec<_> = during.iter().map(|call| call.ended - call.began).collect();
             times.sort_unstable();
             let of_hundred = times[(times.len() * 99 / 100).min(times.len() - 1)];
             println!(
-                "{}: {} {what} refused once the outage was known, 99 % within {of_hundred:.1?}",
+                "{}: {} {what} of {} refused once the outage was known, 99 % answered within {of_hundred:.1?}",
                 self.name,
+                refused.len(),
                 times.len()
             );
-            // Generous: the machine may be busy. Without fail-fast every one of them waits that long.
-            assert!(of_hundred < STORE_TIMEOUT / 2, "{}: {of_hundred:?}", self.name);
-            let longest = times[times.len() - 1];
-            if self.has_long_timeout && what == "pay" {
-                assert!(longest < LONG_TIMEOUT / 2, "{}: one waited for the store: {longest:?}", self.name);
-            }
+            assert!(of_hundred < ANSWERED_WITHIN, "{}: {what} waited {of_hundred:?}", self.name);
         }
         self.repeat_until_done(semel, &calls);
         assert_eq!(metric(&semel.admin(), &available), 1.0);

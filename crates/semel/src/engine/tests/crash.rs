@@ -47,6 +47,8 @@ async fn claim_reply_lost_for_longer_than_the_lease() {
         let lapsed = if mode == Mode::Marked { Phase::InDoubt } else { Phase::Lapsed };
         until_phase(&engine, store.inner(), lapsed).await;
         store.heal();
+        // The store fails again while the engine looks up the claim that it gives back.
+        store.script(StoreCall::Get, When::First(2), InjectedFault::Refuse(ErrorKind::Unavailable));
         soon(engine.drain()).await;
         let free = if mode == Mode::Keyed { Phase::Bound } else { Phase::Vacant };
         assert_eq!(phase(&engine, store.inner()).await, free);
