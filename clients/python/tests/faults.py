@@ -6,6 +6,11 @@ Between client and server stands a link that can cut or stall its connections.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
+import datetime
+import decimal
+import enum
 import gc
 import json
 import os
@@ -15,12 +20,13 @@ import time
 import unittest
 import uuid
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from unittest import mock
 from urllib.parse import urlsplit
 
 import semel
-from semel import _gateway, _heartbeat, _steps
+from semel import _gateway, _heartbeat, _steps, _wire, _wire_async
 from semel._wire import Answer
 from semel.asgi import IdempotencyMiddleware
 
@@ -236,6 +242,275 @@ class Outcomes(LinkCase):
             effect(str(uuid.uuid4()))
         with self.assertRaises(semel.LostError):
             asyncio.run(effect_async(str(uuid.uuid4())))
+
+
+class AfterTheEffect(LinkCase):
+    """The effect has happened. Whatever goes wrong then, it does not run again."""
+
+    CIRCULAR: list[Any] = []
+    CIRCULAR.append(CIRCULAR)
+
+    def effects(self, result: Any, error: BaseException | None = None, **options: Any) -> tuple[list[Callable[[str], Any]], list[str]]:
+        """The same function, blocking and on a loop, and the keys of its runs."""
+        client, runs = self.client(), []
+
+        def effect(key: str) -> Any:
+            runs.append(key)
+            if error is not None:
+                raise error
+            return result
+
+        async def effect_async(key: str) -> Any:
+            return effect(key)
+
+        once = semel.once(key=lambda key: key, client=client, **{"namespace": "after", **options})
+        return [once(effect), lambda key: asyncio.run(once(effect_async)(key))], runs
+
+    # The error of the encoder counted as an error of the function. With `nothing_happened=ValueError` a result with NaN freed its
+    # key, and the effect happened again.
+    def test_a_result_without_a_form_in_json_is_not_run_again(self) -> None:
+        def failing(_: Any) -> Any:
+            raise RuntimeError("no connection to the vault")
+
+        cases: list[tuple[Any, dict[str, Any]]] = [
+            (float("nan"), {}),
+            (self.CIRCULAR, {}),
+            (object(), {}),
+            ({(1, 2): "a key that is no text"}, {}),
+            ("receipt", {"encode": failing}),
+        ]
+        for result, options in cases:
+            for mode in ("marked", "keyed", "rerun"):
+                happened = (ValueError, TypeError, RuntimeError)
+                calls, runs = self.effects(result, mode=mode, nothing_happened=happened, **options)
+                for call in calls:
+                    key = str(uuid.uuid4())
+                    with self.assertRaises(semel.NotStoredError) as raised:
+                        call(key)
+                    self.assertIs(raised.exception.result, result)
+                    self.assertIsNotNone(raised.exception.__cause__)
+                    with self.assertRaises(semel.NotKeptError):
+                        call(key)
+                self.assertEqual(len(runs), 2, f"{mode}: {options}")
+
+    # Its text could not be written as bytes. The claim was neither completed nor renewed, and `keyed` and `rerun` ran again.
+    def test_a_lone_surrogate_in_a_result_is_stored(self) -> None:
+        for mode in ("marked", "keyed", "rerun"):
+            calls, runs = self.effects({"name\udcff": "caf\ud800", "pair": "\ud83d\ude00"}, mode=mode)
+            for call in calls:
+                key = str(uuid.uuid4())
+                expected = {"name\udcff": "caf\ud800", "pair": "\U0001f600"}
+                self.assertEqual((call(key), call(key)), (expected, expected))
+            self.assertEqual(len(runs), 2)
+
+    def test_a_lone_surrogate_in_a_key_is_refused_before_the_effect(self) -> None:
+        calls, runs = self.effects("receipt", payload=None)
+        for call in calls:
+            with self.assertRaises(semel.RequestError):
+                call("order-\ud800")
+        self.assertEqual(runs, [])
+
+    # A proxy answered 200 with a page of its own. The error of the parser left the claim as it was.
+    def test_an_answer_that_is_not_json_is_asked_for_again(self) -> None:
+        for strange in (b"<html>", b"[]", b"\xff", b""):
+            steps = _steps.post("/v1/claims/1/complete", b"", 10.0)
+            next(steps)
+            self.assertIsInstance(steps.send(Answer(200, strange, None)), _steps.Pause)
+            self.assertIsInstance(steps.send(None), _steps.Call)
+            with self.assertRaises(StopIteration) as end:
+                steps.send(Answer(200, b'{"status": "done"}', None))
+            self.assertEqual(end.exception.value, {"status": "done"})
+
+    # Something in between can refuse an outcome by its content.
+    def test_an_outcome_that_is_refused_is_not_kept_and_not_run_again(self) -> None:
+        calls, runs = self.effects("receipt", mode="rerun")
+        refused = Answer(403, b'{"code": "firewall", "detail": "no", "retryable": false}', None)
+        for call in calls:
+            key = str(uuid.uuid4())
+            with self.tampered(b'"outcome"', lambda: refused):
+                self.assertEqual(call(key), "receipt")
+            with self.assertRaises(semel.NotKeptError):
+                call(key)
+        self.assertEqual(len(runs), 2)
+
+    @contextlib.contextmanager
+    def tampered(self, part: bytes, answer: Callable[[], Any]) -> Iterator[None]:
+        """Requests with this part are answered here."""
+        blocking, on_a_loop = _wire.Pool.call, _wire_async.AsyncPool.call
+
+        def call(pool: Any, request: bytes, seconds: float) -> Any:
+            return answer() if part in request else blocking(pool, request, seconds)
+
+        async def acall(pool: Any, request: bytes, seconds: float) -> Any:
+            if part not in request:
+                return await on_a_loop(pool, request, seconds)
+            answered = answer()
+            return await answered if asyncio.iscoroutine(answered) else answered
+
+        with mock.patch.object(_wire.Pool, "call", call), mock.patch.object(_wire_async.AsyncPool, "call", acall):
+            yield
+
+    # Ctrl-C while an outcome was being stored: the request may not have arrived.
+    def test_an_interrupt_during_the_completion_stores_the_outcome(self) -> None:
+        blocking = _wire.Pool.call
+        for interrupt in (KeyboardInterrupt, SystemExit):
+            (call, _), runs = self.effects("receipt", mode="rerun")
+            key, pending = str(uuid.uuid4()), [interrupt()]
+
+            def interrupted(pool: Any, request: bytes, seconds: float) -> Any:
+                if b"/complete" in request and pending:
+                    raise pending.pop()
+                return blocking(pool, request, seconds)
+
+            with mock.patch.object(_wire.Pool, "call", interrupted), self.assertRaises(interrupt):
+                call(key)
+            self.assertEqual(call(key), "receipt")
+            self.assertEqual(len(runs), 1)
+
+    # `asyncio.run` cancels what is left when it ends.
+    def test_the_end_of_the_loop_during_the_completion_stores_the_outcome(self) -> None:
+        client, runs = self.client(), []
+        completing: list[asyncio.Event] = []
+        on_a_loop = _wire_async.AsyncPool.call
+
+        async def stalled(pool: Any, request: bytes, seconds: float) -> Any:
+            if b"/complete" in request and not completing[0].is_set():
+                completing[0].set()
+                await asyncio.sleep(PATIENCE)
+            return await on_a_loop(pool, request, seconds)
+
+        @semel.once(key=lambda key: key, namespace="after", mode="rerun", client=client)
+        async def effect(key: str) -> str:
+            runs.append(key)
+            return "receipt"
+
+        async def end_while_completing(key: str) -> None:
+            completing.append(asyncio.Event())
+            caller = asyncio.ensure_future(effect(key))
+            await completing[0].wait()
+            caller.cancel()
+
+        key = str(uuid.uuid4())
+        with mock.patch.object(_wire_async.AsyncPool, "call", stalled):
+            asyncio.run(end_while_completing(key))
+        self.assertEqual(asyncio.run(effect(key)), "receipt")
+        self.assertEqual(len(runs), 1)
+
+    # The token was revoked while the function ran: callers saw that, and not what the function raised.
+    def test_an_error_of_the_function_is_raised_whatever_the_server_says(self) -> None:
+        refused = Answer(401, b'{"code": "unauthorized", "detail": "unknown token", "retryable": false}', None)
+        for part, happened in ((b"/abandon", ()), (b"/release", KeyError)):
+            calls, _ = self.effects(None, KeyError("no such card"), nothing_happened=happened)
+            for call in calls:
+                with self.tampered(part, lambda: refused), self.assertLogs("semel", "WARNING"):
+                    with self.assertRaises(KeyError):
+                        call(str(uuid.uuid4()))
+
+    def test_what_is_no_exception_type_is_refused_at_once(self) -> None:
+        for wrong in ("ValueError", ["ValueError"], [ValueError()], int):
+            with self.assertRaises(TypeError):
+                semel.once(key=lambda key: key, nothing_happened=wrong)  # type: ignore[arg-type]
+
+
+class Currency(enum.Enum):
+    EUR = "eur"
+    POINTS = 1
+
+
+class Place(NamedTuple):
+    name: str
+    since: datetime.date | None
+
+
+@dataclasses.dataclass
+class Line:
+    sku: uuid.UUID
+    price: decimal.Decimal
+    currency: Currency
+    parts: list[Line] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Receipt:
+    at: datetime.datetime
+    lines: list[Line]
+    by_day: dict[int, datetime.date]
+    place: Place
+    tags: frozenset[str]
+    pair: tuple[Currency, datetime.time]
+    note: str | datetime.datetime | None = None
+    total: decimal.Decimal = dataclasses.field(init=False, default=decimal.Decimal(0))
+
+
+class Results(unittest.TestCase):
+    """Results are what the return annotation says, for the first caller and for all others."""
+
+    def twice(self, function: Callable[[], Any], **options: Any) -> list[Any]:
+        key = str(uuid.uuid4())
+        once = semel.once(key=lambda: key, namespace="results", client=semel.Client(ADMIN), **options)(function)
+        return [once(), once()]
+
+    # Only the outermost type was looked at: members of a dataclass came back as dicts and texts.
+    def test_they_have_the_annotated_types_at_every_depth(self) -> None:
+        line = Line(uuid.uuid4(), decimal.Decimal("1.10"), Currency.EUR)
+        whole = Receipt(
+            at=datetime.datetime(2026, 11, 19, 1, 2, 3, 4, datetime.timezone.utc),
+            lines=[dataclasses.replace(line, parts=[line])],
+            by_day={1: datetime.date(2026, 11, 19)},
+            place=Place("Bonn", None),
+            tags=frozenset({"a", "b"}),
+            pair=(Currency.POINTS, datetime.time(4, 5)),
+            note="soon",
+        )
+        object.__setattr__(whole, "total", decimal.Decimal("2.20"))
+
+        def receipt() -> Receipt:
+            return whole
+
+        def receipts() -> list[Receipt | None]:
+            return [whole, None]
+
+        def moment() -> datetime.datetime:
+            return whole.at
+
+        def none() -> datetime.datetime | None:
+            return None
+
+        def by_name() -> dict[str, list[Line]]:
+            return {"one": [line]}
+
+        def either() -> Line | Receipt:
+            return whole
+
+        def several() -> tuple[Place, ...]:
+            return (whole.place, Place("Köln", datetime.date(2026, 1, 1)))
+
+        for function in (receipt, receipts, moment, none, by_name, either, several):
+            self.assertEqual(self.twice(function), [function(), function()], function.__name__)
+
+    def test_without_an_annotation_they_are_what_json_makes_of_them(self) -> None:
+        def plain():  # type: ignore[no-untyped-def]
+            return {1: (Currency.EUR, datetime.date(2026, 1, 1))}
+
+        def unknown() -> NoSuchType:  # type: ignore[name-defined]  # noqa: F821
+            return plain()
+
+        for function in (plain, unknown):
+            self.assertEqual(self.twice(function), [{"1": ["eur", "2026-01-01"]}] * 2)
+
+    def test_a_wrong_annotation_is_an_error_for_every_caller_and_the_effect_is_not_repeated(self) -> None:
+        runs = []
+
+        def soon() -> datetime.datetime:
+            runs.append(1)
+            return "soon"  # type: ignore[return-value]
+
+        key = str(uuid.uuid4())
+        once = semel.once(key=lambda: key, namespace="results", mode="rerun", client=semel.Client(ADMIN))(soon)
+        for _ in range(2):
+            with self.assertRaisesRegex(TypeError, "annotation"):
+                once()
+        self.assertEqual(len(runs), 1)
 
 
 class Heartbeats(unittest.TestCase):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import time
 import weakref
@@ -16,10 +18,17 @@ from ._steps import Attempt, Call, Outcome, Pause, Steps, Won
 from ._terms import Duration, Mode, Terms, seconds
 from ._wire import Answer, Endpoint, Pool
 from ._wire_async import AsyncPool
-from .errors import UnavailableError
+from .errors import SemelError
 
 T = TypeVar("T")
 Scope = Union[str, Sequence[str], None]
+
+LAST_TRY = 1.0
+"""Seconds for which a completion is repeated while the process ends."""
+
+log = logging.getLogger("semel")
+# Not raised: the caller needs the error of the function.
+_NOT_ENDED = (_steps.Lost, SemelError)
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
@@ -180,8 +189,16 @@ class Client:
 
         `None` instead of a text: the effect happened, and its outcome is not kept, for the reason `not_kept`.
         """
+        after = _milliseconds(retention)
         try:
-            return self.drive(_steps.complete(won, text, _milliseconds(retention), not_kept))
+            return self.drive(_steps.complete(won, text, after, not_kept))
+        except Exception:
+            raise
+        except BaseException:
+            # The process ends. The request may not have arrived, and the effect has happened: once more.
+            with contextlib.suppress(Exception):
+                self.drive(_steps.complete(won, text, after, not_kept, LAST_TRY))
+            raise
         finally:
             self.heartbeat.remove(won)
 
@@ -189,8 +206,16 @@ class Client:
         self, won: Won, text: str | None, *, retention: Duration | None = None, not_kept: str = "it was not given"
     ) -> Outcome | None:
         """As `complete`, on the event loop."""
+        after = _milliseconds(retention)
         try:
-            return await self.adrive(_steps.complete(won, text, _milliseconds(retention), not_kept))
+            return await self.adrive(_steps.complete(won, text, after, not_kept))
+        except Exception:
+            raise
+        except BaseException:
+            # The loop ends, and waits for what it has cancelled.
+            with contextlib.suppress(Exception):
+                await self.adrive(_steps.complete(won, text, after, not_kept, LAST_TRY))
+            raise
         finally:
             self.heartbeat.remove(won)
 
@@ -199,16 +224,16 @@ class Client:
         self.heartbeat.remove(won)
         try:
             self.drive(_steps.step(won, how))
-        except (_steps.Lost, UnavailableError):
-            pass
+        except _NOT_ENDED as error:
+            _log_not_ended(won, error)
 
     async def aend(self, won: Won, how: Literal["release", "abandon"]) -> None:
         """As `end`, on the event loop."""
         self.heartbeat.remove(won)
         try:
             await self.adrive(_steps.step(won, how))
-        except (_steps.Lost, UnavailableError):
-            pass
+        except _NOT_ENDED as error:
+            _log_not_ended(won, error)
 
     # Events and runs.
 
@@ -332,6 +357,11 @@ def _body(members: dict[str, Any], required: tuple[str, ...] = ("payload",)) -> 
 
 def _milliseconds(duration: Duration | None) -> str | None:
     return None if duration is None else f"{round(seconds(duration) * 1000)}ms"
+
+
+def _log_not_ended(won: Won, error: Exception) -> None:
+    if not isinstance(error, _steps.Lost):
+        log.warning("claim not ended: key_id=%s error=%s", won.key_id, error)
 
 
 def _scope(scope: Scope) -> list[str]:

@@ -8,20 +8,22 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 from . import _codec, _steps
 from ._client import Client, Scope, default_client
 from ._steps import Lost, Outcome, Won
 from ._terms import Duration, Mode, Terms
 from .errors import (
+    ConflictError,
+    ExpiredError,
+    InDoubtError,
     InFlightError,
     LostError,
     NothingHappened,
+    NotKeptError,
     NotStoredError,
-    RequestError,
     SemelError,
-    UnavailableError,
 )
 
 P = ParamSpec("P")
@@ -129,6 +131,10 @@ def once(
     `current_claim().begin()`.
     """
     errors = (nothing_happened,) if isinstance(nothing_happened, type) else tuple(nothing_happened)
+    for error in errors:
+        # Found now, and not after the effect.
+        if not (isinstance(error, type) and issubclass(error, BaseException)):
+            raise TypeError(f"nothing_happened: expected exception types, found {error!r}")
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         operation = _Operation(
@@ -219,11 +225,23 @@ class _Operation:
             return str(key), scope, _codec.encode_json(bound.arguments)
         return str(key), scope, _codec.encode_json(self.payload(*args, **kwargs))
 
-    def text(self, result: Any) -> str:
-        return _codec.encode_json(self.encode(result))
+    def encoded(self, result: Any) -> _Encoded:
+        """The result as JSON. It never raises: the effect has happened, and its claim has to be completed."""
+        try:
+            return _Encoded(_codec.encode_json(self.encode(result)), None)
+        except BaseException as error:
+            return _Encoded(None, error)
 
-    def value(self, text: str) -> Any:
-        return self.decode(json.loads(text))
+    def returned(self, encoded: _Encoded, result: Any, other: Outcome | None) -> Any:
+        """What the caller gets once the outcome is stored: the same as all others."""
+        if other is not None:
+            return self.decode(other.value)
+        if encoded.error is None:
+            return self.decode(json.loads(encoded.text or "null"))
+        if not isinstance(encoded.error, Exception):
+            raise encoded.error
+        told = "the effect happened, and its result has no form in JSON: correct it, or give `encode` to once()"
+        raise NotStoredError(told, result) from encoded.error
 
     def how_to_end(self, error: BaseException) -> Literal["release", "abandon"]:
         return "release" if isinstance(error, self.nothing_happened) else "abandon"
@@ -237,24 +255,28 @@ class _Operation:
         token = _current.set(Claim(client, found))
         try:
             result = self.function(*args, **kwargs)
-            text = self.text(result)
         except BaseException as error:
             client.end(found, self.how_to_end(error))
             raise
         finally:
             _current.reset(token)
+        encoded = self.encoded(result)
         try:
             try:
-                other = client.complete(found, text)
+                other = client.complete(found, encoded.text, not_kept=encoded.not_kept)
             except Lost:
-                other = self.follow(client, client.claim(terms, key, scope=scope, payload=payload), text)
-        except _AFTER_THE_EFFECT as error:
+                other = self.follow(client, client.claim(terms, key, scope=scope, payload=payload), encoded)
+        except _ANSWERS:
+            raise
+        except Exception as error:
             raise after_the_effect(error, result) from error
-        return self.decode(other.value) if other else self.value(text)
+        return self.returned(encoded, result, other)
 
-    def follow(self, client: Client, found: Won | Outcome, text: str) -> Outcome | None:
+    def follow(self, client: Client, found: Won | Outcome, encoded: _Encoded) -> Outcome | None:
         """Another worker took the claim: its outcome stands. If it died, the one of this call does."""
-        return found if isinstance(found, Outcome) else client.complete(found, text)
+        if isinstance(found, Outcome):
+            return found
+        return client.complete(found, encoded.text, not_kept=encoded.not_kept)
 
     async def run_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         client, terms = self.open()
@@ -280,23 +302,41 @@ class _Operation:
         _current.set(Claim(client, found))
         try:
             result = await self.function(*args, **kwargs)
-            text = self.text(result)
         except BaseException as error:
             await client.aend(found, self.how_to_end(error))
             raise
+        encoded = self.encoded(result)
         try:
             try:
-                other = await client.acomplete(found, text)
+                other = await client.acomplete(found, encoded.text, not_kept=encoded.not_kept)
             except Lost:
                 key, scope, payload = asked
                 again = await client.aclaim(terms, key, scope=scope, payload=payload)
-                other = again if isinstance(again, Outcome) else await client.acomplete(again, text)
-        except _AFTER_THE_EFFECT as error:
+                other = again if isinstance(again, Outcome) else None
+                if isinstance(again, Won):
+                    other = await client.acomplete(again, encoded.text, not_kept=encoded.not_kept)
+        except _ANSWERS:
+            raise
+        except Exception as error:
             raise after_the_effect(error, result) from error
-        return self.decode(other.value) if other else self.value(text)
+        return self.returned(encoded, result, other)
 
 
-_AFTER_THE_EFFECT = (Lost, InFlightError, RequestError, UnavailableError)
+class _Encoded(NamedTuple):
+    """A result on its way to the record."""
+
+    text: str | None
+    error: BaseException | None
+    """Why there is no text."""
+
+    @property
+    def not_kept(self) -> str:
+        """What the record says if there is no text. Names the error only: its message may hold what is secret."""
+        return f"the result has no form in JSON: {type(self.error).__name__}"
+
+
+# They say what stands in the record.
+_ANSWERS = (ConflictError, ExpiredError, InDoubtError, NotKeptError)
 
 
 def after_the_effect(error: Exception, result: Any) -> SemelError:

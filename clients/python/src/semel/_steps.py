@@ -14,6 +14,7 @@ import time
 from collections.abc import Generator
 from typing import Any, NamedTuple, TypeVar, Union
 
+from ._codec import as_bytes
 from ._terms import Terms
 from ._wire import Answer
 from .errors import (
@@ -127,7 +128,7 @@ class Attempt:
 
     def request(self, wait: float) -> bytes:
         ask = f',"wait":"{int(wait * 1000)}ms"}}' if wait > 0 else "}"
-        return (self.body + ask).encode()
+        return as_bytes(self.body + ask)
 
 
 def post(path: str, body: bytes, retry_for: float, seconds: float = ANSWER_WITHIN) -> Steps[dict[str, Any]]:
@@ -144,10 +145,10 @@ def post(path: str, body: bytes, retry_for: float, seconds: float = ANSWER_WITHI
             problem, cause = UnavailableError(f"the Semel server gave no answer: {error}"), error
         else:
             status = answer.status
-            if 200 <= status < 300:
-                found: dict[str, Any] = json.loads(answer.body)
-                return found
-            document = _problem(answer)
+            document = _document(answer)
+            if 200 <= status < 300 and document is not None:
+                return document
+            document = _problem(status, document)
             code = str(document.get("code"))
             if code == "lost":
                 raise Lost(document)
@@ -166,15 +167,20 @@ def post(path: str, body: bytes, retry_for: float, seconds: float = ANSWER_WITHI
         pause = min(pause * 2, LONGEST_PAUSE)
 
 
-def _problem(answer: Answer) -> dict[str, Any]:
+def _document(answer: Answer) -> dict[str, Any] | None:
+    """The object that an answer holds. `None`: it comes from something between us and the server."""
     try:
         document = json.loads(answer.body)
-    except ValueError:
-        document = None
-    if isinstance(document, dict) and "code" in document:
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _problem(status: int, document: dict[str, Any] | None) -> dict[str, Any]:
+    if document is not None and "code" in document:
         return document
-    # Not ours: something between us and the server.
-    retryable = answer.status in (502, 503, 504)
+    # Not ours. Whatever answers 200 in the place of the server may be gone at the next request.
+    retryable = status in (502, 503, 504) or 200 <= status < 300
     return {"code": "unknown", "detail": "the answer is not that of a Semel server", "retryable": retryable}
 
 
@@ -189,10 +195,11 @@ def claim(attempt: Attempt) -> Steps[Won | Outcome]:
     while True:
         asked_at = time.monotonic()
         ask = max(0.0, min(deadline - asked_at, longest_ask))
+        request = attempt.request(ask)
         attempt.unheard = True
         attempt.waits_until = asked_at + ask
         try:
-            document = yield from post("/v1/claims", attempt.request(ask), terms.retry_for, slack + ask)
+            document = yield from post("/v1/claims", request, terms.retry_for, slack + ask)
         except Lost:
             # A request of this owner came after its end, for example because it was given back.
             attempt.new_owner()
@@ -243,25 +250,35 @@ def give_back(attempt: Attempt) -> Steps[bool]:
         return True
 
 
-def complete(won: Won, text: str | None, retention: str | None = None, not_kept: str = "") -> Steps[Outcome | None]:
+def complete(
+    won: Won, text: str | None, retention: str | None = None, not_kept: str = "", retry_for: float | None = None
+) -> Steps[Outcome | None]:
     """Stores the outcome. Returns the outcome that stands if it is another worker's.
 
-    An outcome that is too large, or without a text, is not kept: the record says so, and the effect does not run again.
+    An outcome that is too large, that something in between refuses, or that has no text is not kept: the record says so, and the
+    effect does not run again.
     """
-    body = b"" if text is None else text.encode()
+    if retry_for is None:
+        retry_for = max(won.terms.retry_for, won.terms.lease_seconds)
+    body = b"" if text is None else as_bytes(text)
     if text is not None and won.max_outcome is not None and len(body) > won.max_outcome:
         text, not_kept = None, f"{len(body)} bytes are more than the {won.max_outcome} that are kept"
+    refusal: RequestError | None = None
     try:
         if text is not None:
             try:
-                yield from _complete(won, b'"outcome":' + body, retention)
+                yield from _complete(won, b'"outcome":' + body, retention, retry_for)
                 return None
             except RequestError as error:
-                # A proxy in between may read less than the server.
-                if error.status != 413:
-                    raise
-                not_kept = f"{len(body)} bytes are more than one request may have"
-        yield from _complete(won, f'"not_kept":{dumps(not_kept)}'.encode(), retention)
+                refusal = error
+                # A proxy in between may read less than the server, or refuse what it reads.
+                not_kept = f"{len(body)} bytes were refused with {error.status}"
+                if error.status == 413:
+                    not_kept = f"{len(body)} bytes are more than one request may have"
+        try:
+            yield from _complete(won, b'"not_kept":' + as_bytes(dumps(not_kept)), retention, retry_for)
+        except RequestError as error:
+            raise refusal or error from None
     except Lost as lost:
         if "outcome" not in lost.document and "not_kept" not in lost.document:
             raise
@@ -269,11 +286,11 @@ def complete(won: Won, text: str | None, retention: str | None = None, not_kept:
     return None
 
 
-def _complete(won: Won, member: bytes, retention: str | None) -> Steps[dict[str, Any]]:
+def _complete(won: Won, member: bytes, retention: str | None, retry_for: float) -> Steps[dict[str, Any]]:
     more = f',"retention":"{retention}"' if retention else ""
     path = f"/v1/claims/{won.claim_id}/complete{'' if won.terms.durable else '?wait=false'}"
     body = b"{%s%s}" % (member, more.encode())
-    return (yield from post(path, body, max(won.terms.retry_for, won.terms.lease_seconds)))
+    return (yield from post(path, body, retry_for))
 
 
 def step(won: Won, name: str) -> Steps[None]:
