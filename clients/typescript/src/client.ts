@@ -37,11 +37,11 @@ export interface ClientOptions {
 
 /** The terms of a claim. All times are in milliseconds. */
 export interface Terms {
-  /** The operation; `default` by default. */
-  namespace?: string;
+  /** The operation, such as `charge`. The same key in two namespaces is two effects; in one namespace it is one. */
+  namespace: string;
   /** Who asks: one part, or several. */
   scope?: string | readonly string[];
-  /** The request, compared as JSON with that of the first call. */
+  /** The request, compared as JSON with that of the first call: another one is a `ConflictError`. Without it nothing is compared. */
   payload?: unknown;
   /** Digest of the request, where it is not JSON. */
   fingerprint?: string;
@@ -71,7 +71,7 @@ export interface CompleteTerms extends Pick<Terms, "durable" | "retention"> {
 }
 
 export interface OnceOptions<T> extends Terms {
-  /** Errors after which the effect did not happen: they free the key. */
+  /** Errors of the function after which the effect did not happen: they free the key. */
   nothingHappened?: (error: unknown) => boolean;
   /** The result as JSON; the result itself by default. */
   encode?: (result: T) => unknown;
@@ -91,7 +91,7 @@ export class Attempt {
   constructor(key: string, terms: Terms) {
     this.lease = terms.lease ?? 30_000;
     this.#members = {
-      namespace: terms.namespace ?? "default",
+      namespace: named(terms),
       key,
       scope: terms.scope,
       payload: terms.payload,
@@ -189,7 +189,8 @@ export class Client {
   }
 
   /** Runs `effect` once per key. Every other call with the key gets the result of the first one. */
-  async once<T>(key: string, effect: (claim: Won) => T | Promise<T>, options: OnceOptions<T> = {}): Promise<T> {
+  async once<T>(key: string, effect: (claim: Won) => T | Promise<T>, options: OnceOptions<T>): Promise<T> {
+    named(options);
     const decode = options.decode ?? ((stored: unknown) => stored as T);
     const found = await this.claim(key, options);
     if (found instanceof Outcome) return decode(found.value);
@@ -205,49 +206,52 @@ export class Client {
     decode: (stored: unknown) => T,
   ): Promise<T> {
     let result: T;
-    let text: string;
     try {
       result = await effect(won);
-      // Undefined has no form in JSON.
-      text = JSON.stringify(options.encode === undefined ? result : options.encode(result)) ?? "null";
     } catch (error) {
-      const nothing = error instanceof NothingHappened || options.nothingHappened?.(error) === true;
-      await this.end(won, nothing ? "release" : "abandon");
+      await this.end(won, didNothing(error, options) ? "release" : "abandon");
       throw error;
     }
+    // The effect has happened: its outcome is stored whatever became of the caller, and whatever its result is.
+    const encoded = encode(result, options);
     const terms = { ...options };
-    // The effect has happened: its outcome is stored whatever became of the caller.
     delete terms.signal;
     let other: Outcome | undefined;
     try {
-      other = await this.#completeOrFollow(won, key, text, terms);
+      other = await this.#completeOrFollow(won, key, encoded, terms);
     } catch (error) {
       if (error instanceof LostError || error instanceof InFlightError) {
         throw new LostError("the function ran, and another worker has the claim now");
       }
-      if (error instanceof UnavailableError || error instanceof RequestError) {
-        throw new NotStoredError("the effect happened, and its outcome could not be stored", result, { cause: error });
-      }
-      throw error;
+      // They say what stands in the record.
+      const answers = [ConflictError, ExpiredError, InDoubtError, NotKeptError];
+      if (answers.some((answer) => error instanceof answer)) throw error;
+      throw new NotStoredError("the effect happened, and its outcome could not be stored", result, { cause: error });
+    }
+    if (other !== undefined) return decode(other.value);
+    if (encoded.text === undefined) {
+      const told = "the effect happened, and its result has no form in JSON: correct it, or give `encode` to once()";
+      throw new NotStoredError(told, result, { cause: encoded.error });
     }
     // All callers get the same: the first one, too, gets what JSON made of it.
-    return decode(other === undefined ? JSON.parse(text) : other.value);
+    return decode(JSON.parse(encoded.text));
   }
 
   /** Stores an outcome. If another worker took the claim, its outcome stands; if that one died, the one of this call does. */
-  async #completeOrFollow(won: Won, key: string, text: string, terms: Terms): Promise<Outcome | undefined> {
-    const how: CompleteTerms = terms.durable === undefined ? {} : { durable: terms.durable };
+  async #completeOrFollow(won: Won, key: string, encoded: Encoded, terms: Terms): Promise<Outcome | undefined> {
+    const how: CompleteTerms = { notKept: `the result has no form in JSON: ${nameOf(encoded.error)}` };
+    if (terms.durable !== undefined) how.durable = terms.durable;
     try {
-      return await this.complete(won, text, how);
+      return await this.complete(won, encoded.text, how);
     } catch (error) {
       if (!(error instanceof LostError)) throw error;
       const found = await this.claim(key, terms);
-      return found instanceof Outcome ? found : this.complete(found, text, how);
+      return found instanceof Outcome ? found : this.complete(found, encoded.text, how);
     }
   }
 
   /** Claims a key. A won claim is renewed until it is completed, released or abandoned. */
-  async claim(key: string, terms: Terms = {}): Promise<Won | Outcome> {
+  async claim(key: string, terms: Terms): Promise<Won | Outcome> {
     const attempt = new Attempt(key, terms);
     try {
       const found = await this.#claim(attempt, terms);
@@ -269,12 +273,13 @@ export class Client {
       const askedAt = performance.now();
       const ask = Math.max(0, Math.min(deadline - askedAt, longestAsk));
       terms.signal?.throwIfAborted();
+      const request = attempt.request(ask);
       attempt.unheard = true;
       attempt.waitsUntil = askedAt + ask;
       let answer: Calls["/v1/claims"]["answer"];
       try {
         const options = { retryFor: this.#retryFor, within: slack + ask, signal: terms.signal };
-        answer = await this.#wire.post("/v1/claims", "/v1/claims", attempt.request(ask), options);
+        answer = await this.#wire.post("/v1/claims", "/v1/claims", request, options);
       } catch (error) {
         if (error instanceof LostError) {
           // A request of this owner came after its end, for example because it was given back.
@@ -312,24 +317,30 @@ export class Client {
   }
 
   /**
-   * Stores an outcome, as JSON text. Returns the outcome that stands, if it is another worker's. An outcome that is too large, or
-   * an `undefined` one, is not kept: the record says so, and the effect does not run again.
+   * Stores an outcome, as JSON text. Returns the outcome that stands, if it is another worker's. An outcome that is too large, that
+   * something in between refuses, or an `undefined` one, is not kept: the record says so, and the effect does not run again.
    */
   async complete(won: Won, text: string | undefined, terms: CompleteTerms = {}): Promise<Outcome | undefined> {
     const size = text === undefined ? 0 : Buffer.byteLength(text);
+    let reason = text === undefined ? (terms.notKept ?? "it was not given") : `${size} bytes are more than are kept`;
+    let refusal: unknown;
     try {
       if (text !== undefined && size <= (won.maxOutcome ?? Infinity)) {
         try {
           await this.#complete(won, `"outcome":${text}`, terms);
           return undefined;
         } catch (error) {
-          // A proxy in between may read less than the server.
-          if (!(error instanceof RequestError && error.status === 413)) throw error;
+          // A proxy in between may read less than the server, or refuse what it reads.
+          if (!(error instanceof RequestError)) throw error;
+          refusal = error;
+          if (error.status !== 413) reason = `${size} bytes were refused with ${error.status}`;
         }
       }
-      const tooLarge = `${size} bytes are more than are kept`;
-      const reason = text === undefined ? (terms.notKept ?? "it was not given") : tooLarge;
-      await this.#complete(won, `"not_kept":${JSON.stringify(reason)}`, terms);
+      try {
+        await this.#complete(won, `"not_kept":${JSON.stringify(reason)}`, terms);
+      } catch (error) {
+        throw error instanceof RequestError ? (refusal ?? error) : error;
+      }
       return undefined;
     } catch (error) {
       const stands = error instanceof LostError && ("outcome" in error.document || "not_kept" in error.document);
@@ -353,7 +364,8 @@ export class Client {
     try {
       await this.#step(won, how);
     } catch (error) {
-      if (!(error instanceof LostError || error instanceof UnavailableError)) throw error;
+      // Not thrown: the caller needs the error of the function.
+      if (!(error instanceof LostError)) process.emitWarning(`claim not ended: key_id=${won.keyId} error=${String(error)}`, "SemelWarning");
     }
   }
 
@@ -389,6 +401,52 @@ function outcomeOf(document: { outcome?: unknown; not_kept?: unknown }): Outcome
   return new Outcome(document.outcome);
 }
 
+/** A result on its way to the record. */
+interface Encoded {
+  readonly text: string | undefined;
+  /** Why there is no text. */
+  readonly error?: unknown;
+}
+
+/** The result as JSON. It never throws: the effect has happened, and its claim has to be completed. */
+function encode<T>(result: T, options: OnceOptions<T>): Encoded {
+  try {
+    const value = options.encode === undefined ? result : options.encode(result);
+    if (value instanceof Promise) {
+      value.catch(() => {});
+      throw new TypeError("encode() returned a promise");
+    }
+    // Undefined has no form in JSON.
+    return { text: JSON.stringify(value) ?? "null" };
+  } catch (error) {
+    return { text: undefined, error: error ?? new TypeError("encode() threw nothing") };
+  }
+}
+
+/** The kind of an error. Its message may hold what is secret. */
+function nameOf(error: unknown): string {
+  return error instanceof Error ? error.constructor.name : typeof error;
+}
+
+/** Whether the function's error says that the effect did not happen. A check that fails itself says nothing. */
+function didNothing<T>(error: unknown, options: OnceOptions<T>): boolean {
+  try {
+    return error instanceof NothingHappened || options.nothingHappened?.(error) === true;
+  } catch {
+    return false;
+  }
+}
+
+/** The namespace. Without one, two operations with the same id would share one result. */
+function named(terms: Terms | undefined): string {
+  // Programs without types can leave it out.
+  const namespace: unknown = terms?.namespace;
+  if (typeof namespace !== "string" || namespace === "") {
+    throw new TypeError('name the operation: once(key, fn, { namespace: "charge" })');
+  }
+  return namespace;
+}
+
 function duration(time: number | undefined): string | undefined {
   return time === undefined ? undefined : `${Math.round(time)}ms`;
 }
@@ -413,6 +471,6 @@ export function defaultClient(client?: Client): Client {
 }
 
 /** Runs `effect` once per key, with the default client. */
-export function once<T>(key: string, effect: (claim: Won) => T | Promise<T>, options: OnceOptions<T> = {}): Promise<T> {
+export function once<T>(key: string, effect: (claim: Won) => T | Promise<T>, options: OnceOptions<T>): Promise<T> {
   return defaultClient().once(key, effect, options);
 }

@@ -72,8 +72,10 @@ export class Wire {
       let atLeast = 0;
       try {
         const answer = await this.send(target, body, within, options.signal);
-        if (answer.status >= 200 && answer.status < 300) return JSON.parse(answer.text) as Calls[P]["answer"];
-        const document = problemOf(answer.status, answer.text);
+        const found = objectOf(answer.text);
+        const isGood = answer.status >= 200 && answer.status < 300;
+        if (isGood && found !== undefined) return found as Calls[P]["answer"];
+        const document = problemOf(answer.status, found);
         if (document.code === "lost") throw new LostError(document.detail, document);
         if (!document.retryable) throw new RequestError(answer.status, document.code, document.detail);
         problem = new UnavailableError(`${document.detail} (${answer.status}, ${document.code})`);
@@ -99,14 +101,21 @@ interface ProblemDocument extends Record<string, unknown> {
   retryable: boolean;
 }
 
-function problemOf(status: number, text: string): ProblemDocument {
+/** The object that an answer holds. `undefined`: it comes from something between us and the server. */
+function objectOf(text: string): Record<string, unknown> | undefined {
   try {
-    const document: unknown = JSON.parse(text);
-    if (typeof document === "object" && document !== null && "code" in document) return document as ProblemDocument;
+    const found: unknown = JSON.parse(text);
+    if (typeof found === "object" && found !== null && !Array.isArray(found)) return found as Record<string, unknown>;
   } catch {
-    // Not ours: something between us and the server.
+    // Not JSON.
   }
-  const retryable = status === 502 || status === 503 || status === 504;
+  return undefined;
+}
+
+function problemOf(status: number, found: Record<string, unknown> | undefined): ProblemDocument {
+  if (found !== undefined && "code" in found) return found as ProblemDocument;
+  // Not ours. Whatever answers 200 in the place of the server may be gone at the next request.
+  const retryable = status === 502 || status === 503 || status === 504 || (status >= 200 && status < 300);
   return { code: "unknown", detail: "the answer is not that of a Semel server", retryable };
 }
 

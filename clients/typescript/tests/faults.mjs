@@ -301,7 +301,7 @@ test("after the effect, an unavailable server is not stored", async () => {
     };
     return "receipt";
   };
-  await assert.rejects(client.once(randomUUID(), effect), (error) => error instanceof semel.NotStoredError && error.result === "receipt");
+  await assert.rejects(client.once(randomUUID(), effect, { namespace: "late" }), (error) => error instanceof semel.NotStoredError && error.result === "receipt");
 });
 
 // The answer to a claim is stalled, not lost. The second request wins the claim again, with a part of its lease gone.
@@ -309,9 +309,108 @@ test("a stalled claim is asked for again and renewed in time", async () => {
   const relay = await link();
   relay.stalled = 1;
   const client = new semel.Client({ url: relay.url });
-  const won = await client.claim(randomUUID(), { lease: 6_000, wait: 0 });
+  const won = await client.claim(randomUUID(), { namespace: "stalled", lease: 6_000, wait: 0 });
   const left = won.due - performance.now();
   assert.ok(won instanceof semel.Won && won.attempt === 1);
   assert.ok(left <= 1_100, `a sixth of the lease was over before: ${left}`);
   await client.end(won, "release");
+});
+
+/** Requests whose path or body has this part are answered here, as often as `answers` has one. */
+async function tampered(part, answers, run) {
+  const plain = globalThis.fetch;
+  globalThis.fetch = async (url, options) => {
+    const matches = String(url).includes(part) || String(options?.body).includes(part);
+    return matches && answers.length > 0 ? answers.shift()() : plain(url, options);
+  };
+  try {
+    return await run();
+  } finally {
+    globalThis.fetch = plain;
+  }
+}
+
+const problem = (status, code) => () => new Response(JSON.stringify({ code, detail: "no", retryable: false }), { status });
+
+// The error of the encoder counted as an error of the function. With a `nothingHappened` that accepted it, the result freed its key,
+// and the effect happened again.
+test("a result without a form in JSON is not run again", async () => {
+  const client = new semel.Client();
+  const circular = {};
+  circular.self = circular;
+  const failing = () => {
+    throw new Error("no connection to the vault");
+  };
+  for (const [result, encode] of [[10n], [circular], [{ toJSON: failing }], ["receipt", failing], ["receipt", async () => "no text yet"]]) {
+    for (const mode of ["marked", "keyed", "rerun"]) {
+      let runs = 0;
+      const options = { namespace: "after", mode, nothingHappened: () => true, ...(encode && { encode }) };
+      const key = randomUUID();
+      const call = () => client.once(key, () => ((runs += 1), result), options);
+      await assert.rejects(call(), (error) => error instanceof semel.NotStoredError && error.result === result && error.cause !== undefined);
+      await assert.rejects(call(), semel.NotKeptError);
+      assert.equal(runs, 1);
+    }
+  }
+});
+
+test("a lone surrogate in a result is stored", async () => {
+  const client = new semel.Client();
+  const result = { "name\udcff": "caf\ud800" };
+  let runs = 0;
+  const key = randomUUID();
+  const call = () => client.once(key, () => ((runs += 1), result), { namespace: "after", mode: "rerun" });
+  assert.deepEqual([await call(), await call(), runs], [result, result, 1]);
+});
+
+test("an outcome that is refused is not kept and not run again", async () => {
+  const client = new semel.Client();
+  let runs = 0;
+  const key = randomUUID();
+  const call = () => client.once(key, () => ((runs += 1), "receipt"), { namespace: "after", mode: "rerun" });
+  assert.equal(await tampered('"outcome"', [problem(403, "firewall")], call), "receipt");
+  await assert.rejects(call(), semel.NotKeptError);
+  assert.equal(runs, 1);
+});
+
+test("an answer that is not JSON is asked for again", async () => {
+  const client = new semel.Client();
+  const key = randomUUID();
+  const strange = ["<html>", "[]", "null", ""].map((text) => () => new Response(text));
+  const call = () => client.once(key, () => "receipt", { namespace: "after", mode: "rerun" });
+  assert.deepEqual([await tampered("/complete", strange, call), strange.length, await call()], ["receipt", 0, "receipt"]);
+});
+
+// The token was revoked while the function ran: callers saw that, and not what the function threw.
+test("an error of the function is thrown whatever the server says", async () => {
+  const client = new semel.Client();
+  const failure = new Error("no such card");
+  const warnings = [];
+  const listen = (warning) => warnings.push(warning.message);
+  process.on("warning", listen);
+  const fails = () => {
+    throw failure;
+  };
+  for (const [part, nothingHappened] of [["/abandon", () => false], ["/release", () => true]]) {
+    const call = () => client.once(randomUUID(), fails, { namespace: "after", nothingHappened });
+    await assert.rejects(tampered(part, [problem(401, "unauthorized")], call), failure);
+  }
+  // A predicate that fails says nothing: the key is in doubt.
+  const key = randomUUID();
+  const call = () => client.once(key, fails, { namespace: "after", nothingHappened: (error) => error.card.number });
+  await assert.rejects(call(), failure);
+  await assert.rejects(call(), semel.InDoubtError);
+  await sleep(0);
+  process.off("warning", listen);
+  assert.equal(warnings.filter((text) => text.includes("claim not ended")).length, 2, warnings.join());
+});
+
+// Two operations on one id shared the namespace `default`, and so one result.
+test("an operation without a name is refused before it runs", async () => {
+  let runs = 0;
+  const effect = () => (runs += 1);
+  for (const options of [undefined, {}, { namespace: "" }, { scope: "acct_1" }]) {
+    await assert.rejects(semel.once(randomUUID(), effect, options), (error) => error instanceof TypeError && /namespace/.test(error.message));
+  }
+  assert.equal(runs, 0);
 });

@@ -121,11 +121,17 @@ def once(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Runs a function once per key. Every other call with the key gets the result of the first one.
 
-    `key`, `scope` and `payload` get the function's arguments. `namespace` names the operation; the function's qualified
-    name is the default. `payload` is compared with that of the first call; `None` compares nothing.
+    `key`, `scope` and `payload` get the function's arguments. `payload` is compared with that of the first call; `None`
+    compares nothing.
+
+    `namespace` names the operation: give it. The default is the function's module and qualified name. A function that is
+    renamed or moved is then a new operation, and every key runs again; so is one that runs as `__main__`.
 
     An exception of `nothing_happened`, or a `NothingHappened`, frees the key. After any other exception nobody knows
     whether the effect happened: in `marked` the key is in doubt, in `keyed` and `rerun` the next call runs it again.
+
+    The result comes back as the return annotation says. One that has no form in JSON is a `NotStoredError` with the result,
+    and every later call a `NotKeptError`.
 
     `durable=False` does not wait until the outcome is stored. `begin="later"` leaves the begin mark to
     `current_claim().begin()`.
