@@ -73,7 +73,7 @@ use crate::backoff::Backoff;
 use crate::fingerprint::Payload;
 use crate::key::{Key, KeyId};
 use crate::outcome::Outcome;
-use crate::record::{self, Begin, Command, Force, Mode, Owner, Ruling, Settlement, Terms};
+use crate::record::{self, Begin, Command, Fence, Force, Mode, Owner, Ruling, Settlement, Terms};
 use crate::secret::Secret;
 use crate::store::{self, ErrorKind, IntoStore, Snapshot, Store};
 use crate::time::instant;
@@ -196,6 +196,20 @@ impl Engine {
         self.inner.store.apply(id, Command::Settle(settlement)).await
     }
 
+    /// As [`settle`](Self::settle), but only the attempt with this fence: the one that was looked at. The ruling is
+    /// [`Ruling::Lost`] if another attempt is in doubt now.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn settle_attempt(
+        &self,
+        id: KeyId,
+        fence: Fence,
+        settlement: Settlement,
+    ) -> Result<Ruling, store::Error> {
+        self.inner.store.apply(id, Command::SettleAttempt(fence, settlement)).await
+    }
+
     /// Removes a record. After this returns, no engine of this process answers from it.
     ///
     /// # Errors
@@ -220,7 +234,10 @@ impl Engine {
     /// # Errors
     /// The store failed; ambiguous only if the result was unknown to the end.
     pub async fn apply(&self, id: KeyId, command: Command) -> Result<Ruling, store::Error> {
-        let repeatable = !matches!(command, Command::Settle(_) | Command::Forget(_) | Command::Reexecute);
+        let repeatable = !matches!(
+            command,
+            Command::Settle(_) | Command::SettleAttempt(..) | Command::Forget(_) | Command::Reexecute
+        );
         let give_up = instant() + APPLY_TIMEOUT;
         let mut backoff = Backoff::new(Duration::from_millis(10), APPLY_TIMEOUT);
         let mut unknown = None;

@@ -131,6 +131,8 @@ pub enum Command {
     Abandon(Grant),
     /// A probe or a person declares the result of an effect in doubt.
     Settle(Settlement),
+    /// As `Settle`, but only the attempt with this fence: the one that was looked at.
+    SettleAttempt(Fence, Settlement),
     /// An operator removes the record.
     Forget(Force),
     /// An operator asks to execute the effect again under the same key: a new epoch.
@@ -177,6 +179,8 @@ pub enum Force {
     No,
     /// Forget it anyway.
     Yes,
+    /// Forget it anyway, but only the attempt with this fence: the one that was looked at.
+    Attempt(Fence),
 }
 
 /// The answer of the rules.
@@ -208,7 +212,7 @@ pub enum Ruling {
         /// What remains of the lease, if there is one.
         lease_left: Duration,
     },
-    /// The claim belongs to another owner; nothing was changed.
+    /// The claim belongs to another owner, or the record has another fence than the command; nothing was changed.
     Lost {
         /// The stored outcome, if there is one for the same payload.
         winner: Option<Arc<Outcome>>,
@@ -312,7 +316,7 @@ pub fn apply(record: &mut Option<Record>, command: &Command, now: Timestamp, flo
             *slot = Some(granted);
             Ruling::Won(win)
         }
-        (None, Command::Settle(_) | Command::Forget(_) | Command::Reexecute) => {
+        (None, Command::Settle(_) | Command::SettleAttempt(..) | Command::Forget(_) | Command::Reexecute) => {
             Ruling::Refused { phase: Phase::Vacant }
         }
         (None, _) => LOST,
@@ -397,7 +401,12 @@ impl Record {
             }
             (Command::Release(_) | Command::Bind(_) | Command::Abandon(_), _) => LOST,
 
-            (Command::Settle(settlement), InDoubt) => {
+            (Command::SettleAttempt(fence, _), InDoubt) | (Command::Forget(Force::Attempt(fence)), _)
+                if self.fence != *fence =>
+            {
+                LOST
+            }
+            (Command::Settle(settlement) | Command::SettleAttempt(_, settlement), InDoubt) => {
                 self.fence = self.fence.next(floor, now);
                 match settlement {
                     Settlement::Done(outcome) => self.finish(Arc::clone(outcome), now, None),
@@ -416,7 +425,9 @@ impl Record {
                 self.bind(now);
                 ACCEPTED
             }
-            (Command::Settle(_) | Command::Reexecute, _) => Ruling::Refused { phase },
+            (Command::Settle(_) | Command::SettleAttempt(..) | Command::Reexecute, _) => {
+                Ruling::Refused { phase }
+            }
         }
     }
 

@@ -89,7 +89,7 @@ impl ModelState {
                     (ruling, _) => ruling,
                 }
             }
-            (Mutant::SettleKeepsFence, Command::Settle(_)) => {
+            (Mutant::SettleKeepsFence, Command::Settle(_) | Command::SettleAttempt(..)) => {
                 let fence = slot.as_ref().map(|record| record.fence);
                 let ruling = record::apply(slot, command, now, floor);
                 if let (Some(record), Some(fence)) = (slot, fence) {
@@ -179,7 +179,7 @@ impl ModelState {
                     self.audit_grant(before, phase, claim, win.grant.fence());
                 }
             }
-            (Command::Settle(_), Ruling::Accepted { .. })
+            (Command::Settle(_) | Command::SettleAttempt(..), Ruling::Accepted { .. })
                 if after.as_ref().map(|record| record.fence) <= before.map(|record| record.fence) =>
             {
                 self.breaks(ModelRule::SettleFences);
@@ -283,7 +283,11 @@ fn grant_of(command: &Command) -> Option<&Grant> {
         | Command::Release(grant)
         | Command::Bind(grant)
         | Command::Abandon(grant) => Some(grant),
-        Command::Claim(_) | Command::Settle(_) | Command::Forget(_) | Command::Reexecute => None,
+        Command::Claim(_)
+        | Command::Settle(_)
+        | Command::SettleAttempt(..)
+        | Command::Forget(_)
+        | Command::Reexecute => None,
     }
 }
 
@@ -297,7 +301,11 @@ fn with_current_grant(command: &Command, record: Option<&Record>) -> Command {
         | Command::Release(grant)
         | Command::Bind(grant)
         | Command::Abandon(grant) => *grant = Grant::from_parts(record.owner, record.fence),
-        Command::Claim(_) | Command::Settle(_) | Command::Forget(_) | Command::Reexecute => {}
+        Command::Claim(_)
+        | Command::Settle(_)
+        | Command::SettleAttempt(..)
+        | Command::Forget(_)
+        | Command::Reexecute => {}
     }
     command
 }

@@ -89,9 +89,12 @@ pub(super) enum WireCommand {
     Abandon(WireGrant),
     SettleDone(WireOutcome),
     SettleRun,
+    SettleAttemptDone(u64, WireOutcome),
+    SettleAttemptRun(u64),
     Forget {
         force: bool,
     },
+    ForgetAttempt(u64),
     Reexecute,
 }
 
@@ -224,6 +227,11 @@ impl From<&record::Command> for WireCommand {
             record::Command::Abandon(grant) => Self::Abandon((*grant).into()),
             record::Command::Settle(Settlement::Done(outcome)) => Self::SettleDone((&**outcome).into()),
             record::Command::Settle(Settlement::Run) => Self::SettleRun,
+            record::Command::SettleAttempt(fence, Settlement::Done(outcome)) => {
+                Self::SettleAttemptDone(fence.get(), (&**outcome).into())
+            }
+            record::Command::SettleAttempt(fence, Settlement::Run) => Self::SettleAttemptRun(fence.get()),
+            record::Command::Forget(Force::Attempt(fence)) => Self::ForgetAttempt(fence.get()),
             record::Command::Forget(force) => Self::Forget { force: *force == Force::Yes },
             record::Command::Reexecute => Self::Reexecute,
         }
@@ -257,6 +265,11 @@ impl From<WireCommand> for record::Command {
             WireCommand::Abandon(grant) => Self::Abandon(grant.into()),
             WireCommand::SettleDone(outcome) => Self::Settle(Settlement::Done(outcome.into())),
             WireCommand::SettleRun => Self::Settle(Settlement::Run),
+            WireCommand::SettleAttemptDone(fence, outcome) => {
+                Self::SettleAttempt(Fence::new(fence), Settlement::Done(outcome.into()))
+            }
+            WireCommand::SettleAttemptRun(fence) => Self::SettleAttempt(Fence::new(fence), Settlement::Run),
+            WireCommand::ForgetAttempt(fence) => Self::Forget(Force::Attempt(Fence::new(fence))),
             WireCommand::Forget { force } => Self::Forget(if force { Force::Yes } else { Force::No }),
             WireCommand::Reexecute => Self::Reexecute,
         }

@@ -204,6 +204,10 @@ impl OutcomeSealer {
                 let sealed = self.seal(id, OutcomeOrigin::Settled, &outcome);
                 (Command::Settle(Settlement::Done(sealed)), None)
             }
+            Command::SettleAttempt(fence, Settlement::Done(outcome)) => {
+                let sealed = self.seal(id, OutcomeOrigin::Settled, &outcome);
+                (Command::SettleAttempt(fence, Settlement::Done(sealed)), None)
+            }
             Command::Claim(_)
             | Command::Begin(_)
             | Command::Renew(_)
@@ -211,6 +215,7 @@ impl OutcomeSealer {
             | Command::Bind(_)
             | Command::Abandon(_)
             | Command::Settle(Settlement::Run)
+            | Command::SettleAttempt(_, Settlement::Run)
             | Command::Forget(_)
             | Command::Reexecute => (command, None),
         }

@@ -223,7 +223,9 @@ impl<S: Store + ?Sized> Store for LimitedStore<S> {
     fn apply(&self, id: KeyId, command: Command) -> BoxFuture<'_, Result<Ruling, Error>> {
         match &command {
             Command::Claim(_) => return Box::pin(self.claim(id, command)),
-            Command::Complete { outcome, .. } | Command::Settle(Settlement::Done(outcome)) => {
+            Command::Complete { outcome, .. }
+            | Command::Settle(Settlement::Done(outcome))
+            | Command::SettleAttempt(_, Settlement::Done(outcome)) => {
                 self.added.fetch_add(outcome.size() as u64, Ordering::AcqRel);
             }
             _ => {}

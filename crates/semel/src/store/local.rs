@@ -42,7 +42,8 @@ impl Local {
             | Command::Release(_)
             | Command::Bind(_)
             | Command::Abandon(_)
-            | Command::Settle(_) => {}
+            | Command::Settle(_)
+            | Command::SettleAttempt(..) => {}
         }
         self.wakeups.wake(id);
     }

@@ -197,7 +197,7 @@ impl PostgresStore {
                 }
                 None => self.run_in_lane(&self.claims, id, Command::Claim(claim)).await,
             },
-            Command::Settle(_) | Command::Forget(_) | Command::Reexecute => {
+            Command::Settle(_) | Command::SettleAttempt(..) | Command::Forget(_) | Command::Reexecute => {
                 let (lone, timeout) = (Arc::clone(&self.lone), self.shared.settings.timeout);
                 let ended = async move {
                     lone.end(timeout).await;

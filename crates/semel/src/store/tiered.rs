@@ -337,7 +337,11 @@ fn grant_of(command: &Command) -> Option<Grant> {
         | Command::Release(grant)
         | Command::Bind(grant)
         | Command::Abandon(grant) => Some(*grant),
-        Command::Claim(_) | Command::Settle(_) | Command::Forget(_) | Command::Reexecute => None,
+        Command::Claim(_)
+        | Command::Settle(_)
+        | Command::SettleAttempt(..)
+        | Command::Forget(_)
+        | Command::Reexecute => None,
     }
 }
 

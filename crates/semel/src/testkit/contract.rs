@@ -121,6 +121,7 @@ macro_rules! __contract_cases {
                 forced_forget_fences_the_owner_out,
                 settle_done_is_replayed,
                 settle_run_is_run_again,
+                operators_change_only_the_attempt_they_name,
                 reexecute_opens_a_new_epoch,
                 forget_cleans_caches_before_it_answers,
                 reexecute_cleans_caches_before_it_answers,

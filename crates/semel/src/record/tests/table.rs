@@ -27,6 +27,12 @@ settle done         | refused     | refused     | refused     | refused     | re
 settle run          | refused     | refused     | refused     | refused     | refused     | refused     | refused     | ok>bound    | refused     | refused     | refused     | refused
 forget              | refused     | ok>vacant   | ok>vacant   | refused     | refused     | refused     | refused     | refused     | ok>vacant   | ok>vacant   | ok>vacant   | ok>vacant
 forget force        | refused     | ok>vacant   | ok>vacant   | ok>vacant   | ok>vacant   | ok>vacant   | ok>vacant   | ok>vacant   | ok>vacant   | ok>vacant   | ok>vacant   | ok>vacant
+settle own done     | refused     | refused     | refused     | refused     | refused     | refused     | refused     | ok>done     | refused     | refused     | refused     | refused
+settle own run      | refused     | refused     | refused     | refused     | refused     | refused     | refused     | ok>bound    | refused     | refused     | refused     | refused
+settle other done   | refused     | refused     | refused     | refused     | refused     | refused     | refused     | lost        | refused     | refused     | refused     | refused
+settle other run    | refused     | refused     | refused     | refused     | refused     | refused     | refused     | lost        | refused     | refused     | refused     | refused
+forget own          | refused     | ok>vacant   | ok>vacant   | ok>vacant   | ok>vacant   | ok>vacant   | ok>vacant   | ok>vacant   | ok>vacant   | ok>vacant   | ok>vacant   | ok>vacant
+forget other        | refused     | lost        | lost        | lost        | lost        | lost        | lost        | lost        | lost        | lost        | lost        | lost
 reexecute           | refused     | refused     | refused     | refused     | refused     | refused     | refused     | refused     | ok>bound    | ok>bound    | ok>bound    | refused
 ";
 
@@ -76,6 +82,8 @@ fn situation(name: &str) -> (Slot, Grant) {
 }
 
 fn command(name: &str, grant: Grant, terms: Terms) -> Command {
+    // The fence of an attempt before this one.
+    let other = Fence::new(grant.fence.get() - 1);
     match name {
         "claim B" => claim(B, SAME, terms, Begin::Later),
         "claim B begin" => claim(B, SAME, terms, Begin::WithClaim),
@@ -94,6 +102,12 @@ fn command(name: &str, grant: Grant, terms: Terms) -> Command {
         "settle run" => Command::Settle(Settlement::Run),
         "forget" => Command::Forget(Force::No),
         "forget force" => Command::Forget(Force::Yes),
+        "settle own done" => Command::SettleAttempt(grant.fence, Settlement::Done(outcome("settled"))),
+        "settle own run" => Command::SettleAttempt(grant.fence, Settlement::Run),
+        "settle other done" => Command::SettleAttempt(other, Settlement::Done(outcome("settled"))),
+        "settle other run" => Command::SettleAttempt(other, Settlement::Run),
+        "forget own" => Command::Forget(Force::Attempt(grant.fence)),
+        "forget other" => Command::Forget(Force::Attempt(other)),
         "reexecute" => Command::Reexecute,
         other => panic!("no command is called {other}"),
     }
@@ -161,7 +175,7 @@ fn every_cell_of_the_table() {
             checked += 1;
         }
     }
-    assert_eq!(checked, 18 * SITUATIONS);
+    assert_eq!(checked, 24 * SITUATIONS);
 }
 
 // No command from an old fence changes anything, in any phase.

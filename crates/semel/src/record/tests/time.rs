@@ -188,7 +188,8 @@ fn gateway_clock_jump() {
                 assert_eq!(owner, A);
             }
             Command::Settle(Settlement::Done(_) | Settlement::Run)
-            | Command::Forget(Force::No | Force::Yes)
+            | Command::SettleAttempt(_, Settlement::Done(_) | Settlement::Run)
+            | Command::Forget(Force::No | Force::Yes | Force::Attempt(_))
             | Command::Reexecute => {}
         }
         // The same command is judged at the store's time alone, whenever its sender believes to send it.

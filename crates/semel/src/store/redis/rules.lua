@@ -132,8 +132,12 @@ if command == 'release' or command == 'bind' or command == 'abandon' then
   return vacate()
 end
 
+-- ARGV[3] of settle and force_forget, where it is given: the fence of the attempt that was looked at.
+local function is_other_attempt() return ARGV[3] and sub(value, 53, 60) ~= ARGV[3] end
+
 if command == 'settle_done' or command == 'settle_run' then
   if phase ~= 'in_doubt' then return { 'refused', phase } end
+  if is_other_attempt() then return { 'lost' } end
   fence = next_fence()
   if command == 'settle_done' then return finish(ARGV[2], retention) end
   return bind()
@@ -142,6 +146,7 @@ end
 if command == 'forget' or command == 'force_forget' then
   if not known then return { 'refused', 'vacant' } end
   if standing and command == 'forget' then return { 'refused', phase } end
+  if is_other_attempt() then return { 'lost' } end
   return vacate()
 end
 

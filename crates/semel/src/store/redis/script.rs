@@ -159,8 +159,17 @@ pub(super) fn arguments(command: &Command) -> Vec<Vec<u8>> {
         Command::Abandon(grant) => by_owner("abandon", grant),
         Command::Settle(Settlement::Done(outcome)) => vec![b"settle_done".to_vec(), packed_outcome(outcome)],
         Command::Settle(Settlement::Run) => named("settle_run"),
+        Command::SettleAttempt(fence, Settlement::Done(outcome)) => {
+            vec![b"settle_done".to_vec(), packed_outcome(outcome), packed_fence(*fence)]
+        }
+        Command::SettleAttempt(fence, Settlement::Run) => {
+            vec![b"settle_run".to_vec(), Vec::new(), packed_fence(*fence)]
+        }
         Command::Forget(Force::No) => named("forget"),
         Command::Forget(Force::Yes) => named("force_forget"),
+        Command::Forget(Force::Attempt(fence)) => {
+            vec![b"force_forget".to_vec(), Vec::new(), packed_fence(*fence)]
+        }
         Command::Reexecute => named("reexecute"),
     }
 }
@@ -199,6 +208,11 @@ fn packed_grant(grant: &Grant) -> Vec<u8> {
     packed.extend(grant.owner().as_bytes());
     packed.extend(grant.fence().get().to_le_bytes());
     packed
+}
+
+/// As it is in the record.
+fn packed_fence(fence: Fence) -> Vec<u8> {
+    fence.get().to_le_bytes().to_vec()
 }
 
 fn packed_outcome(outcome: &Outcome) -> Vec<u8> {

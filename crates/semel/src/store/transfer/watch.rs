@@ -75,6 +75,7 @@ impl TransferWatch {
             Command::Claim(_)
             | Command::Begin(_)
             | Command::Settle(_)
+            | Command::SettleAttempt(..)
             | Command::Forget(_)
             | Command::Reexecute => self.closed(store),
             Command::Renew(_)

@@ -289,7 +289,13 @@ impl<'a> Run<'a> {
             24..26 => Command::Abandon(self.any_grant(id)),
             26 => Command::Settle(Settlement::Done(outcome)),
             27 => Command::Settle(Settlement::Run),
-            28..30 => Command::Forget(self.dice.pick(&[Force::No, Force::No, Force::Yes])),
+            28 => Command::Forget(self.dice.pick(&[Force::No, Force::No, Force::Yes])),
+            29 => Command::Forget(Force::Attempt(self.any_grant(id).fence())),
+            30 => {
+                let settlement =
+                    if self.dice.below(2) == 0 { Settlement::Run } else { Settlement::Done(outcome) };
+                Command::SettleAttempt(self.any_grant(id).fence(), settlement)
+            }
             _ => Command::Reexecute,
         }
     }

@@ -83,6 +83,33 @@ pub async fn settle_run_is_run_again(context: &Context) {
     accepted(context.apply(placed.id, complete(next.grant, &outcome("run again"))).await);
 }
 
+/// An operator decided about an attempt that is over by now: neither settle nor forced forget touches the next one.
+pub async fn operators_change_only_the_attempt_they_name(context: &Context) {
+    let settle_run = |fence| Command::SettleAttempt(fence, Settlement::Run);
+    let settle_done = |fence| Command::SettleAttempt(fence, Settlement::Done(outcome("settled")));
+    let forget = |fence| Command::Forget(Force::Attempt(fence));
+    for (command, phase) in
+        [(settle_run as fn(_) -> _, Phase::Bound), (settle_done, Phase::Done), (forget, Phase::Vacant)]
+    {
+        let placed = context.place(Phase::InDoubt).await;
+        let shown = context.record(placed.id).await;
+        // Somebody else settles, and a retry is in doubt too.
+        accepted(context.apply(placed.id, Command::Settle(Settlement::Run)).await);
+        let retry = context.win(placed.id, &ask_and_begin(*placed.claim.terms)).await;
+        accepted(context.apply(placed.id, Command::Abandon(retry.grant)).await);
+        let before = context.record(placed.id).await;
+        assert_eq!(lost(context.apply(placed.id, command(shown.fence)).await), None, "{phase:?}");
+        assert_eq!(context.record(placed.id).await, before, "nothing was changed");
+        assert_eq!(context.phase(placed.id).await, Phase::InDoubt);
+        accepted(context.apply(placed.id, command(before.fence)).await);
+        assert_eq!(context.phase(placed.id).await, phase);
+        // Owners that come back are refused.
+        for grant in [placed.grant, retry.grant] {
+            lost(context.apply(placed.id, complete(grant, &outcome("late"))).await);
+        }
+    }
+}
+
 /// Re-execution opens a new epoch for the same payload; the outcome of the old one is gone.
 pub async fn reexecute_opens_a_new_epoch(context: &Context) {
     let placed = context.place(Phase::Done).await;

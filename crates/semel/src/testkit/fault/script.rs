@@ -66,7 +66,7 @@ impl StoreCall {
             Command::Release(_) => Self::Release,
             Command::Bind(_) => Self::Bind,
             Command::Abandon(_) => Self::Abandon,
-            Command::Settle(_) => Self::Settle,
+            Command::Settle(_) | Command::SettleAttempt(..) => Self::Settle,
             Command::Forget(_) => Self::Forget,
             Command::Reexecute => Self::Reexecute,
         }
