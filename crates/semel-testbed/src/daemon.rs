@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// How long a server may take to start: one that was killed reads its log first, which is long after a long test.
-const START: Duration = Duration::from_secs(180);
+pub(crate) const START: Duration = Duration::from_secs(180);
 /// How often a new server tries another port.
 const PORT_TRIES: usize = 8;
 

@@ -15,7 +15,7 @@ use rustix::process::Signal;
 pub use self::options::{Persistence, RedisOptions};
 use crate::{
     Error, Result,
-    daemon::Daemon,
+    daemon::{Daemon, START},
     ports::Port,
     resp::{Conn, Reply},
     wait::{self, PATIENCE},
@@ -177,6 +177,24 @@ impl Redis {
         self.kill();
         let command = || command(self.daemon.folder().path().join(options::CONFIG));
         self.daemon.start_again(command, |pid| is_ready(self.addr(), pid))
+    }
+
+    /// Rewrites its append-only file to what it has now, and waits for the end. Nothing else does: a long test that kills and restarts
+    /// it would otherwise load all that was ever written each time.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if the rewrite does not end; [`Error::Reply`] if it failed.
+    pub fn compact(&self) -> Result<()> {
+        self.tell(&["BGREWRITEAOF"])?;
+        wait::for_some("the append-only file is rewritten", START, || {
+            let info = self.tell(&["INFO", "persistence"])?.text();
+            let is = |field: &str, value: &str| info_field(&info, field) == value;
+            let rests = is("aof_rewrite_in_progress", "0") && is("aof_rewrite_scheduled", "0");
+            match rests && !is("aof_last_bgrewrite_status", "ok") {
+                true => Err(Error::Reply { asked: "BGREWRITEAOF".to_owned(), answer: info }),
+                false => Ok(rests.then_some(())),
+            }
+        })
     }
 
     /// Makes it a replica of a primary, and waits until they are in sync. It stays a replica after a restart.

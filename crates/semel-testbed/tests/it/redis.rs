@@ -46,6 +46,21 @@ fn without_persistence_a_restart_comes_back_empty() {
 }
 
 #[test]
+fn a_compacted_log_is_shorter_and_has_the_same_data() {
+    let redis = quick().persistence(Persistence::Always).start().unwrap();
+    let mut conn = redis.connect().unwrap();
+    for number in 0..1_000 {
+        conn.tell(&["SET", "a", &number.to_string()]).unwrap();
+    }
+    let size = || redis.info("aof_current_size").unwrap().parse::<u64>().unwrap();
+    let before = size();
+    redis.compact().unwrap();
+    assert!(size() < before / 10, "{} bytes after {before}", size());
+    redis.restart().unwrap();
+    assert_eq!(redis.tell(&["GET", "a"]).unwrap().text(), "999");
+}
+
+#[test]
 fn paused_it_accepts_and_does_not_answer() {
     let redis = quick().start().unwrap();
     redis.pause().unwrap();

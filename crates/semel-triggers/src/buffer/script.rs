@@ -81,19 +81,9 @@ end
 ///
 /// A run that is already in the buffer under its own id is new: its caller did not get the answer to an earlier put.
 ///
-/// If no drainer would find the runs, nothing is written and a token is returned: the caller announces the tenant and
-/// repeats the put with the token.
+/// If no drainer would find the runs that it stores, nothing is written and a token is returned: the caller announces the
+/// tenant and repeats the put with the token.
 const PUT: &str = "
-local list = redis.call('HMGET', LISTED, 'open', 'token')
-if not list[1] then
-  if ARGV[2] == '' or list[2] ~= ARGV[2] then
-    local token = list[2] or string.format('%.0f', time[1] * 1000000 + time[2])
-    redis.call('HSET', LISTED, 'token', token)
-    return token
-  end
-  redis.call('HSET', LISTED, 'open', '1')
-  redis.call('HDEL', LISTED, 'token')
-end
 local capacity, size = tonumber(ARGV[1]), redis.call('HLEN', ABOUT)
 local ids, keys = {}, {}
 for i = 3, #ARGV, 6 do
@@ -108,7 +98,7 @@ local function put(at, id, run, key, print, life, read_at)
   if new[id] then return 1 end
   if known[at] and read(id) then
     -- Written again, so that a wait for replicas covers it on a new connection too.
-    redis.call('HSET', RUNS, id, run)
+    runs[#runs + 1], runs[#runs + 2] = id, run
     return 1
   end
   if key ~= '' then
@@ -149,12 +139,24 @@ for at = 1, #ids do
   local life, read_at = tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
   answers[at + 1] = put(at, ids[at], ARGV[i + 1], keys[at], ARGV[i + 3], life, read_at)
 end
-if #runs > 0 then
-  redis.call('HSET', RUNS, unpack(runs))
+-- A put that stores nothing changes nothing: a tenant that it opened would be empty, and closed by the next drainer.
+if #runs == 0 then return answers end
+local list = redis.call('HMGET', LISTED, 'open', 'token')
+if not list[1] then
+  if ARGV[2] == '' or list[2] ~= ARGV[2] then
+    local token = list[2] or string.format('%.0f', micros)
+    redis.call('HSET', LISTED, 'token', token)
+    return token
+  end
+  redis.call('HSET', LISTED, 'open', '1')
+  redis.call('HDEL', LISTED, 'token')
+end
+redis.call('HSET', RUNS, unpack(runs))
+if #abouts > 0 then
   redis.call('HSET', ABOUT, unpack(abouts))
-  if #names > 0 then redis.call('HSET', KEYS_, unpack(names)) end
   redis.call('ZADD', QUEUE, unpack(queued))
 end
+if #names > 0 then redis.call('HSET', KEYS_, unpack(names)) end
 return answers";
 
 const FIND: &str = "

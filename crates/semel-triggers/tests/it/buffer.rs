@@ -431,6 +431,27 @@ async fn a_full_redis_is_drained_and_keeps_reservations() {
     assert_eq!(buffer.put(&other, before).await.expect("Redis answers"), PutOutcome::Reserved);
 }
 
+// A put that was answered "late" opened the tenant although it buffered nothing, and used up the token. A drainer found the
+// tenant empty and closed it, so that a put with the same token was refused: after five times its run passed the gate.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_that_buffers_nothing_announces_no_tenant() {
+    let redis = Redis::start().expect("a Redis");
+    let buffer = buffer_at(&redis.url());
+    let listed = || redis.tell(&["KEYS", "*:listed"]).expect("it runs").text();
+    let tenants = async || buffer.tenants().await.expect("Redis answers");
+    let read = read_time(&buffer, "t").await;
+    let reserved = run("t", Some("k"), "{}", None);
+    buffer.reserve("t", first(&reserved), LEASE).await.expect("Redis answers");
+    assert_eq!(buffer.put(&reserved, read).await.expect("Redis answers"), PutOutcome::Reserved);
+    assert_eq!((tenants().await, listed()), (Vec::new(), String::new()));
+    let (late, kept) = (run("t", Some("late"), "{}", None), keyless("t"));
+    let put_at = async |run: &NewEvent, read| buffer.put(run, read).await.expect("Redis answers");
+    let both = tokio::join!(put_at(&late, ReadTime::default()), put_at(&kept, read));
+    assert_eq!(both, (PutOutcome::Late, PutOutcome::Accepted(Accepted::First(kept.id))), "one of a batch");
+    assert_eq!(tenants().await, ["t"]);
+    assert_eq!(lease(&buffer, "t", 10).await.runs.len(), 1);
+}
+
 // Longer ago than the buffer remembers what has changed
 #[tokio::test(flavor = "multi_thread")]
 async fn a_put_that_comes_too_late_is_refused() {

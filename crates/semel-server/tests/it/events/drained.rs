@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::process::Signal;
+use semel_testbed::redis::Persistence;
 use semel_testbed::{FaultProxy, Postgres, Redis, wait};
 use serde_json::{Value, json};
 
@@ -27,7 +28,16 @@ struct Deployment {
 
 impl Deployment {
     fn new() -> Self {
-        let (redis, postgres) = (crate::kit::durable_redis(), Postgres::start().unwrap());
+        Self::on(crate::kit::durable_redis(), Postgres::start().unwrap())
+    }
+
+    /// Servers that lose everything when they are killed, and do not wait for a disk.
+    fn in_memory() -> Self {
+        let redis = Redis::options().persistence(Persistence::None).start().unwrap();
+        Self::on(redis, Postgres::options().config("fsync", "off").start().unwrap())
+    }
+
+    fn on(redis: Redis, postgres: Postgres) -> Self {
         Self { redis, postgres, sink: Sink::start(), folder: tempfile::tempdir().unwrap() }
     }
 
@@ -141,6 +151,7 @@ fn check_that_all_arrive(fate: RedisFate) {
                     wait::until("the triggers have ended", pause, ended).ok();
                     redis.kill();
                     redis.restart().unwrap();
+                    redis.compact().unwrap();
                     redis_kills.fetch_add(1, Ordering::SeqCst);
                 }
             });
@@ -262,9 +273,24 @@ fn trigger(server: &Mutex<Semel>, number: usize, tenant: usize) -> RunHistory {
 // One tenant sends twenty times as much as is drained. Every other tenant has a turn in each round all the same.
 #[test]
 fn a_burst_of_one_tenant_takes_no_turn_from_the_others() {
+    let measured = (0..3).find_map(|_| measure_turns());
+    measured.expect("calls of the drainer failed in each of three tries").check();
+}
+
+/// What a drainer took in, and how.
+struct Turns {
+    ledger: Vec<Value>,
+    quiet: Vec<String>,
+    batch: usize,
+    turns_of_quiet: usize,
+}
+
+/// Lets one slow drainer take in what a noisy and some quiet tenants send. `None` if a call of the drainer failed: it takes in
+/// the runs of that turn later, which says nothing about the order of turns.
+fn measure_turns() -> Option<Turns> {
     const BATCH: usize = 2;
     let (noisy_runs, quiet_tenants, turns_of_quiet) = if in_full() { (1_000, 20, 4) } else { (200, 4, 2) };
-    let deployment = Deployment::new();
+    let deployment = Deployment::in_memory();
     let producer = deployment.serve("threshold = 0\ndrainers = 0\n");
     let slow = deployment.serve(&format!("threshold = 0\ndrainers = 1\nbatch = {BATCH}\nrest = \"500ms\"\n"));
     let admin = producer.admin();
@@ -282,16 +308,19 @@ fn a_burst_of_one_tenant_takes_no_turn_from_the_others() {
         });
     };
     let quiet: Vec<String> = (0..quiet_tenants).map(|number| format!("quiet-{number}")).collect();
-    put("noisy", noisy_runs / 2);
-    // Not while a turn may take a part of what a quiet tenant sends.
+    // Not while a turn may take a part of what a tenant sends first.
     slow.signal(Signal::STOP);
+    put("noisy", noisy_runs / 2);
     for tenant in &quiet {
         put(tenant, BATCH * turns_of_quiet);
     }
     slow.signal(Signal::CONT);
     put("noisy", noisy_runs / 2);
     let all = noisy_runs + quiet_tenants * BATCH * turns_of_quiet;
-    let drained = metric(&slow.admin(), "semel_buffer_drained_total{outcome=\"drained\"}") as usize;
+    let counted = |outcome| {
+        metric(&slow.admin(), &format!("semel_buffer_drained_total{{outcome=\"{outcome}\"}}")) as usize
+    };
+    let drained = counted("drained");
     assert!(all >= 20 * drained, "{all} runs came while {drained} were drained");
     let of = |runs: &[Value], tenant: &str| runs.iter().filter(|run| run["tenant"] == tenant).count();
     let mut ledger = Vec::new();
@@ -300,42 +329,44 @@ fn a_burst_of_one_tenant_takes_no_turn_from_the_others() {
         quiet.iter().all(|tenant| of(&ledger, tenant) == BATCH * turns_of_quiet)
     })
     .unwrap();
+    let failed = counted("failure");
     slow.kill();
-    check_turns(&ledger, &quiet, (BATCH, turns_of_quiet));
     // What is left arrives too.
     let _fast = deployment.serve("threshold = 0\n");
     wait_until_empty(&admin);
     assert_eq!(runs(&admin).len(), all);
+    (failed == 0).then_some(Turns { ledger, quiet, batch: BATCH, turns_of_quiet })
 }
 
-/// Counts turns: a batch that one drainer takes in is accepted at one time.
-fn check_turns(ledger: &[Value], quiet: &[String], (batch, turns_of_quiet): (usize, usize)) {
-    let mut turns: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    for run in ledger {
-        let turn = (run["accepted_at"].as_str().unwrap(), run["tenant"].as_str().unwrap());
-        *turns.entry(turn).or_default() += 1;
-    }
-    // The drainer may have come to the first run of the burst.
-    let whole = turns.iter().skip(1).all(|(_, runs)| *runs == batch);
-    assert!(whole, "every turn is a batch: {turns:?}");
-    let order: Vec<&str> = turns.keys().map(|(_, tenant)| *tenant).collect();
-    // From the first turn of the last tenant that came, until one of them is done, everybody has one turn in each round.
-    let everybody = quiet.len() + 1;
-    let all_there =
-        quiet.iter().map(|tenant| order.iter().position(|turn| turn == tenant).unwrap()).max().unwrap();
-    let last_turn = |tenant: &String| order.iter().rposition(|turn| turn == tenant).unwrap();
-    let one_done = quiet.iter().map(last_turn).min().unwrap();
-    let together = &order[all_there.min(one_done)..=one_done.max(all_there)];
-    for round in together.windows(everybody) {
-        let tenants: BTreeSet<&&str> = round.iter().collect();
-        assert_eq!(tenants.len(), everybody, "one turn each in {round:?} of {order:?}");
-    }
-    for tenant in quiet {
-        let own: Vec<usize> = (0..order.len()).filter(|at| order[*at] == tenant).collect();
-        assert_eq!(own.len(), turns_of_quiet, "{tenant}: {order:?}");
-        for pair in own.windows(2) {
-            let noisy = order[pair[0]..pair[1]].iter().filter(|turn| **turn == "noisy").count();
-            assert_eq!(noisy, 1, "between two turns of {tenant}: {order:?}");
+impl Turns {
+    /// Counts turns: a batch that one drainer takes in is accepted at one time.
+    fn check(&self) {
+        let Self { ledger, quiet, batch, turns_of_quiet } = self;
+        let mut turns: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+        for run in ledger {
+            let turn = (run["accepted_at"].as_str().unwrap(), run["tenant"].as_str().unwrap());
+            *turns.entry(turn).or_default() += 1;
+        }
+        assert!(turns.values().all(|runs| runs == batch), "every turn is a batch: {turns:?}");
+        let order: Vec<&str> = turns.keys().map(|(_, tenant)| *tenant).collect();
+        // From the first turn of the last tenant that came, until one of them is done, everybody has one turn in each round.
+        let everybody = quiet.len() + 1;
+        let all_there =
+            quiet.iter().map(|tenant| order.iter().position(|turn| turn == tenant).unwrap()).max().unwrap();
+        let last_turn = |tenant: &String| order.iter().rposition(|turn| turn == tenant).unwrap();
+        let one_done = quiet.iter().map(last_turn).min().unwrap();
+        let together = &order[all_there.min(one_done)..=one_done.max(all_there)];
+        for round in together.windows(everybody) {
+            let tenants: BTreeSet<&&str> = round.iter().collect();
+            assert_eq!(tenants.len(), everybody, "one turn each in {round:?} of {order:?}");
+        }
+        for tenant in quiet {
+            let own: Vec<usize> = (0..order.len()).filter(|at| order[*at] == tenant).collect();
+            assert_eq!(own.len(), *turns_of_quiet, "{tenant}: {order:?}");
+            for pair in own.windows(2) {
+                let noisy = order[pair[0]..pair[1]].iter().filter(|turn| **turn == "noisy").count();
+                assert_eq!(noisy, 1, "between two turns of {tenant}: {order:?}");
+            }
         }
     }
 }
