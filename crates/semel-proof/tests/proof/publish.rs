@@ -158,6 +158,17 @@ fn run(command: &mut Command) -> String {
     said
 }
 
+/// The declaration at the top of a page of rustdoc.
+fn declaration(code: &str) -> String {
+    format!("<pre class=\"rust item-decl\"><code>{code}</code></pre>")
+}
+
+/// A part of a page of rustdoc: the headers of methods or implementations.
+fn section(id: &str, headers: &[&str]) -> String {
+    let header = |text: &&str| format!("<h3 class=\"code-header\">{text}</h3>");
+    format!("<h2 id=\"{id}\"></h2>{}", headers.iter().map(header).collect::<String>())
+}
+
 /// A checkout with `scripts/api`, and pages of rustdoc in which every library has the items of `items`.
 struct Checkout(tempfile::TempDir);
 
@@ -179,20 +190,44 @@ impl Checkout {
         fs::write(self.path("Cargo.toml"), manifest).expect("a manifest");
     }
 
-    /// What `cargo doc` writes, as far as the script reads it.
+    /// Pages of unit structs.
     fn document(&self, items: &[&str]) {
+        let page = |item: &&str| (format!("struct.{item}"), declaration(&format!("pub struct {item};")));
+        self.write(&items.iter().map(page).collect::<Vec<_>>());
+    }
+
+    /// What `cargo doc` writes, as far as the script reads it: pages with their names.
+    fn write(&self, pages: &[(String, String)]) {
         for list in fs::read_dir(root().join("api")).expect("the lists") {
             let list = list.expect("a list").path();
             let library = list.file_stem().expect("a name").to_string_lossy().replace('-', "_");
             let folder = self.path("target/doc").join(library);
             fs::create_dir_all(&folder).expect("a folder");
-            let link = |item: &&str| format!("<a href=\"struct.{item}.html\">{item}</a>");
-            fs::write(folder.join("all.html"), items.iter().map(link).collect::<String>()).expect("an index");
-            for item in items {
-                let page = format!("<pre class=\"rust item-decl\"><code>pub struct {item};</code></pre>");
-                fs::write(folder.join(format!("struct.{item}.html")), page).expect("a page");
+            let link = |(name, _): &(String, String)| format!("<a href=\"{name}.html\">{name}</a>");
+            fs::write(folder.join("all.html"), pages.iter().map(link).collect::<String>()).expect("an index");
+            for (name, page) in pages {
+                fs::write(folder.join(format!("{name}.html")), page).expect("a page");
             }
         }
+    }
+
+    /// Tags the lists of these pages as version 0.1.0.
+    fn release(&self, pages: &[(String, String)]) {
+        self.set_version("0.1.0");
+        self.write(pages);
+        self.update();
+        self.git(&["add", "."]);
+        self.git(&["commit", "--quiet", "--message", "the first version"]);
+        self.git(&["tag", "v0.1.0"]);
+    }
+
+    /// What the script says of these pages after 0.1.0, where the lists agree with them. Nothing, if it accepts them.
+    fn judge(&self, pages: &[(String, String)]) -> String {
+        self.write(pages);
+        self.update();
+        let (is_accepted, said) = self.compare();
+        assert_eq!(is_accepted, said.is_empty(), "{said}");
+        said
     }
 
     fn git(&self, arguments: &[&str]) {
@@ -215,6 +250,8 @@ impl Checkout {
         script.arg(self.path("scripts/api")).args(arguments).env_remove("CARGO_TARGET_DIR");
         let output = script.output().expect("python3 runs");
         let said = [output.stdout, output.stderr].concat();
+        // 3: lists of another rustdoc.
+        assert!(matches!(output.status.code(), Some(0 | 1 | 3)), "{}", output.status);
         (output.status.success(), String::from_utf8_lossy(&said).into_owned())
     }
 }
@@ -244,10 +281,183 @@ fn an_item_that_the_last_version_had_cannot_be_removed_within_its_number() {
     assert!(!is_accepted && said.contains("-semel::Key: pub struct Key;"), "the lists: {said}");
     checkout.update();
     let (is_accepted, said) = checkout.compare();
-    assert!(!is_accepted && said.contains("v0.1.0 semel: semel::Key: pub struct Key;"), "{said}");
+    assert!(!is_accepted && said.contains("v0.1.0 semel: gone: semel::Key: pub struct Key;"), "{said}");
     assert!(said.contains("v0.1.0 semel-window: ") && !said.contains("Engine"), "{said}");
 
     // The second number allows it before 1.0.
     checkout.set_version("0.2.0");
     assert_eq!(checkout.compare(), (true, String::new()));
+}
+
+/// A trait that users may implement, with these required methods and one provided.
+fn store(required: &[&str], provided: &[&str]) -> (String, String) {
+    let page = [
+        declaration("pub trait Store { ... }"),
+        section("required-methods", required),
+        section("provided-methods", provided),
+    ];
+    ("trait.Store".into(), page.concat())
+}
+
+/// A type with these implementations, those of the compiler in `auto`.
+fn body(implemented: &[&str], auto: &[&str]) -> (String, String) {
+    let page = [
+        declaration("pub struct Body { /* private fields */ }"),
+        section("trait-implementations-list", implemented),
+        section("synthetic-implementations-list", auto),
+    ];
+    ("struct.Body".into(), page.concat())
+}
+
+// The script looked only for lines that were gone: a new required method breaks everybody who implements the trait.
+#[test]
+fn a_new_required_method_breaks_users_and_a_provided_one_does_not() {
+    let checkout = Checkout::new();
+    checkout.release(&[store(&["fn get(&amp;self)"], &[])]);
+    assert_eq!(checkout.judge(&[store(&["fn get(&amp;self)"], &["fn all(&amp;self)"])]), "");
+    assert_eq!(checkout.judge(&[store(&[], &["fn get(&amp;self)"])]), "", "a default asks for less");
+    let said = checkout.judge(&[store(&["fn get(&amp;self)", "fn put(&amp;self)"], &[])]);
+    assert!(said.contains("v0.1.0 semel: required: semel::Store: required fn put(&self)"), "{said}");
+    assert!(!said.contains("gone"), "{said}");
+    // A trait that is new has no users.
+    let (_, page) = store(&["fn get(&amp;self)"], &[]);
+    let new = ("trait.Cache".to_owned(), page);
+    assert_eq!(checkout.judge(&[store(&["fn get(&amp;self)"], &[]), new]), "");
+}
+
+#[test]
+fn a_type_cannot_lose_send_or_sync() {
+    let checkout = Checkout::new();
+    let sync = ["impl Send for Body", "impl Sync for Body"];
+    checkout.release(&[body(&[], &sync)]);
+    let said = checkout.judge(&[body(&[], &["impl Send for Body", "impl !Sync for Body"])]);
+    assert!(said.contains("v0.1.0 semel: no longer: semel::Body: impl !Sync for Body"), "{said}");
+    assert_eq!(checkout.judge(&[body(&[], &sync)]), "");
+}
+
+// All traits of a type were one line, so one more changed it, and the script took that for a break.
+#[test]
+fn a_type_can_gain_a_derive_and_not_lose_one() {
+    let checkout = Checkout::new();
+    checkout.release(&[body(&["impl Clone for Body", "impl Debug for Body"], &[])]);
+    let more = ["impl Clone for Body", "impl Debug for Body", "impl PartialEq for Body"];
+    assert_eq!(checkout.judge(&[body(&more, &[])]), "");
+    let said = checkout.judge(&[body(&["impl Clone for Body"], &[])]);
+    assert!(said.contains("v0.1.0 semel: gone: semel::Body: impl Debug"), "{said}");
+}
+
+#[test]
+fn an_enum_gains_variants_only_if_it_is_non_exhaustive() {
+    let [open, closed] = ["#[non_exhaustive] ", ""].map(|mark| {
+        let page = |variants: &str| {
+            let code = format!("{mark}pub enum Answer {{ {variants} }}");
+            [("enum.Answer".to_owned(), declaration(&code))]
+        };
+        let checkout = Checkout::new();
+        checkout.release(&page("Yes, No(Vec&lt;(u8, u8)&gt;),"));
+        let less = checkout.judge(&page("Yes,"));
+        assert!(less.contains("gone: semel::Answer: "), "{less}");
+        checkout.judge(&page("Yes, No(Vec&lt;(u8, u8)&gt;), Later { after: u64, },"))
+    });
+    assert_eq!(open, "");
+    assert!(closed.contains("gone: semel::Answer: pub enum Answer { Yes, No(Vec<(u8, u8)>), }"), "{closed}");
+}
+
+// It said "not compared" and succeeded, and the test command showed neither.
+#[test]
+fn lists_of_another_rustdoc_are_not_accepted_in_silence() {
+    let checkout = Checkout::new();
+    checkout.release(&[body(&[], &[])]);
+    let list = checkout.path("api/semel.txt");
+    let text = fs::read_to_string(&list).expect("a list");
+    let (first, rest) = text.split_once('\n').expect("the version");
+    fs::write(&list, format!("# rustdoc 1.0.0\n{rest}")).expect("a list");
+    let (is_accepted, said) = checkout.compare();
+    assert!(!is_accepted, "{said}");
+    let version = first.strip_prefix("# ").expect("a comment");
+    let of_this =
+        format!("api of semel: not compared, its list is from rustdoc 1.0.0 and this is {version}\n");
+    assert!(said.contains(&of_this), "{said}");
+    let of_tag =
+        format!("not compared with v0.1.0, whose list is from {version}; this one is from rustdoc 1.0.0");
+    assert!(said.contains(&of_tag) && !said.contains("gone"), "{said}");
+    let test = fs::read_to_string(root().join("scripts/test")).expect("the test command");
+    assert!(test.contains("SKIPPED the public API:"), "it shows what was not compared");
+}
+
+/// A checkout in which `scripts/prove` runs fakes of what is slow.
+fn proving() -> Checkout {
+    let checkout = Checkout::new();
+    for script in ["prove", "lib.sh"] {
+        fs::copy(root().join("scripts").join(script), checkout.path("scripts").join(script))
+            .expect("a script");
+    }
+    let fake = |name: &str, text: &str| {
+        let path = checkout.path(name);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        fs::write(&path, format!("#!/bin/sh\n{text}")).expect("a script");
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("its mode");
+    };
+    // As the real one: nothing is built from a checkout with changes.
+    fake(
+        "scripts/release",
+        "test -z \"$(git status --porcelain)\" || { echo 'a dirty checkout' >&2; exit 1; }\n",
+    );
+    for name in ["scripts/linters", "bin/debootstrap", "bin/systemd-nspawn", "bin/podman"] {
+        fake(name, "");
+    }
+    fake(
+        "bin/cargo",
+        "case \"$*\" in *--version*) exit ;; *canonical::tests*) echo 'does not compile' >&2; exit 101 ;; esac\n\
+         case \"$*\" in *packages::*) echo 'Summary [1s] 3 tests run: 2 passed, 1 failed, 9 skipped'; exit 100 ;; esac\n\
+         echo 'Summary [1s] 4 tests run: 4 passed, 9 skipped'\n",
+    );
+    fs::create_dir_all(checkout.path("docs/reference")).expect("a folder");
+    fs::copy(
+        root().join("docs/reference/proof-results.md"),
+        checkout.path("docs/reference/proof-results.md"),
+    )
+    .expect("the results");
+    checkout.git(&["add", "."]);
+    checkout.git(&["commit", "--quiet", "--message", "a version"]);
+    checkout
+}
+
+/// Runs proofs; returns what they printed, and the rows of these names.
+fn prove(checkout: &Checkout, names: &[&str]) -> (Option<i32>, String, Vec<String>) {
+    let path = std::env::var("PATH").expect("a search path");
+    let output = Command::new(checkout.path("scripts/prove"))
+        .args(names)
+        .env("PATH", format!("{}:{path}", checkout.path("bin").display()))
+        .env("SEMEL_RECORD", "1")
+        .env_remove("CARGO_TARGET_DIR")
+        .output()
+        .expect("it runs");
+    let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    let results = fs::read_to_string(checkout.path("docs/reference/proof-results.md")).expect("the results");
+    let row = |name: &&str| {
+        let start = format!("| `{name}` | ");
+        let row = results.lines().find_map(|line| line.strip_prefix(&start)).expect("a row");
+        let result = row.split_once(" | ").expect("a date").1;
+        result.split(", in ").next().expect("a result").to_owned()
+    };
+    (output.status.code(), printed, names.iter().map(row).collect())
+}
+
+// The results were written before the proof, and its release then refused to build from a checkout with changes.
+#[test]
+fn a_release_that_is_recorded_is_built_from_a_clean_checkout() {
+    let checkout = proving();
+    let (code, printed, rows) = prove(&checkout, &["mixed", "release"]);
+    assert!(!printed.contains("a dirty checkout"), "{printed}");
+    assert_eq!(rows, ["4 passed, 0 failed", "6 passed, 1 failed"], "{printed}");
+    assert!(printed.ends_with("\n10 passed, 1 failed\n") && code == Some(1), "{code:?}: {printed}");
+}
+
+#[test]
+fn a_proof_that_fails_is_counted_and_the_next_one_runs() {
+    let checkout = proving();
+    let (code, printed, rows) = prove(&checkout, &["pairs", "mixed"]);
+    assert_eq!(rows, ["0 passed, 1 failed", "4 passed, 0 failed"], "{printed}");
+    assert!(printed.ends_with("\n4 passed, 1 failed\n") && code == Some(1), "{code:?}: {printed}");
 }

@@ -1,5 +1,6 @@
-//! What is in `deploy/`: linters read every file, and the configurations run, on real servers. No container engine is needed:
-//! the parts of a deployment run as processes, under the addresses of this machine.
+//! What is in `deploy/`: linters read the Containerfile, the manifests, the alert rules and the dashboard; the configurations and the
+//! sample API run, on real servers. No container engine is needed: the parts of a deployment run as processes, under the addresses of
+//! this machine.
 
 mod linters;
 

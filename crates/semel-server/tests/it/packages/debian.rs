@@ -19,6 +19,13 @@ fn extracted() -> (TempDir, PathBuf) {
     (folder, tree)
 }
 
+/// The second number of the oldest glibc (2.x) that `install.md` promises to run on.
+fn newest_glibc() -> u32 {
+    let page = fs::read_to_string(root().join("docs/howto/install.md")).unwrap();
+    let (_, rest) = page.split_once("glibc 2.").expect("the page names a version");
+    rest.split_once(' ').and_then(|(minor, _)| minor.parse().ok()).expect("a number")
+}
+
 #[test]
 fn lintian_finds_nothing() {
     // Lintian does not remove all of its temporary files.
@@ -34,7 +41,11 @@ fn lintian_finds_nothing() {
 fn it_says_what_it_needs_and_what_is_configuration() {
     let field = |name: &str| run(Command::new("dpkg-deb").arg("--field").arg(artifact(".deb")).arg(name));
     assert_eq!(field("Version").trim(), format!("{VERSION}-1"));
-    assert!(field("Depends").starts_with("libc6 (>= 2."), "{}", field("Depends"));
+    let depends = field("Depends");
+    let libc = depends.strip_prefix("libc6 (>= 2.").and_then(|rest| rest.split_once(')'));
+    let minor: u32 = libc.and_then(|(minor, _)| minor.parse().ok()).expect(&depends);
+    let newest = newest_glibc();
+    assert!(minor <= newest, "install.md promises glibc 2.{newest}: {depends}");
     let conffiles = fs::read_to_string(root().join("packaging/debian/conffiles")).unwrap();
     let (_folder, tree) = extracted();
     for file in conffiles.lines() {

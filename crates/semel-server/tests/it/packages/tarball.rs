@@ -160,7 +160,8 @@ fn its_contract_of_the_claims_api_runs() {
     runner.arg(prefix.join("share/doc/semel/clients/contract/run.py"));
     runner.args(["--only", "results keep their form", "--semel"]).arg(prefix.join("bin/semel"));
     let driver = root().join("clients/python/tests/driver.py");
-    let printed = run(runner.args(["--", "python3"]).arg(driver).env("PYTHONDONTWRITEBYTECODE", "1"));
+    runner.args(["--", "python3"]).arg(driver).env("PYTHONPATH", root().join("clients/python/src"));
+    let printed = run(runner.env("PYTHONDONTWRITEBYTECODE", "1"));
     assert_eq!(printed, "ok      results keep their form: null, texts, lists, numbers\n");
 }
 
