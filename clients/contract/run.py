@@ -2,6 +2,8 @@
 
     run.py --semel PATH [--store URL] [--without NEED,…] [--only TEXT] -- DRIVER…
 
+The store is an embedded one in a temporary folder, unless --store names another.
+
 The driver is a small program over the library. It reads calls as lines of JSON, runs them at the same time, and writes what
 happens to each as lines of JSON; README.md describes both. Between the library and the server stands a proxy that
 loses or stalls answers and cuts connections where a case says so.
@@ -301,7 +303,7 @@ def wait_until(condition, what: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--semel", required=True)
-    parser.add_argument("--store", default="memory:")
+    parser.add_argument("--store", help="an embedded store in a temporary folder by default")
     parser.add_argument("--without", default="", help="what the library cannot do, such as cancel")
     parser.add_argument("--only", default="")
     parser.add_argument("driver", nargs=argparse.REMAINDER)
@@ -313,7 +315,7 @@ def main() -> None:
         without.add("durable_store")
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(args.semel, args.store, Path(folder))
+        server = Server(args.semel, args.store or f"embedded:{folder}/store", Path(folder))
         proxy = Proxy(server)
         driver = Driver(command, proxy.url)
         try:

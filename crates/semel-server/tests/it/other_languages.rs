@@ -132,6 +132,33 @@ fn typescript_follows_the_contract() {
     }
 }
 
+// The program of the page was written by hand and tried with one call. It followed four of the rules above it.
+#[test]
+fn the_program_of_the_claims_page_follows_the_contract() {
+    let page = std::fs::read_to_string(repository("docs/reference/claims-api.md")).unwrap();
+    let (_, rest) = page.split_once("```python\n").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("program.py");
+    std::fs::write(&program, rest.split("```").next().unwrap()).unwrap();
+    let mut driver = Command::new("python3");
+    driver.arg(repository("crates/semel-server/tests/it/other_languages/page_driver.py")).arg(&program);
+    let store = format!("embedded:{}", folder.path().join("data").display());
+    follow_the_contract(&store, &["--without", "cancel"], &driver);
+}
+
+#[test]
+fn the_command_of_the_contract_page_plays_all_cases() {
+    let page = std::fs::read_to_string(repository("clients/contract/README.md")).unwrap();
+    let (_, rest) = page.split_once("```sh\n").unwrap();
+    let command = rest.split("```").next().unwrap();
+    let binary = semel().get_program().to_str().unwrap().to_owned();
+    assert!(command.contains("--semel target/debug/semel "), "{command}");
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(command.replace("target/debug/semel", &binary)).current_dir(repository(""));
+    let printed = succeed(shell.env("PYTHONDONTWRITEBYTECODE", "1"));
+    assert_eq!(printed.lines().filter(|line| line.starts_with("ok ")).count(), CASES, "{printed}");
+}
+
 // The middlewares are judged as published packages are.
 #[test]
 fn middlewares_of_python_behave_like_the_gateway() {
