@@ -87,14 +87,16 @@ pub(crate) type CompletionCheck<'a> = &'a (dyn Fn(&HeaderMap, &[u8]) -> bool + S
 impl CheckedTarget {
     /// A target by its address. Trusts the public roots, or those of a file instead.
     pub(crate) fn new(url: &str, roots: Option<RootCertStore>, answer: Duration) -> Result<Self, String> {
-        let uri: Uri = url.parse().map_err(|error| format!("{url:?} is not an address: {error}"))?;
+        // A URL that may contain a password is not shown.
+        let shown = if url.contains('@') { "the URL".to_owned() } else { format!("{url:?}") };
+        let uri: Uri = url.parse().map_err(|error| format!("{shown} is not an address: {error}"))?;
         let tls = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,
-            _ => return Err(format!("{url:?}: expected http://HOST or https://HOST")),
+            _ => return Err(format!("{shown}: expected http://HOST or https://HOST")),
         };
         let host =
-            uri.host().filter(|host| !host.is_empty()).ok_or_else(|| format!("{url:?} names no host"))?;
+            uri.host().filter(|host| !host.is_empty()).ok_or_else(|| format!("{shown} names no host"))?;
         let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         let tls = if tls { Some((connector(roots)?, server_name(bare)?)) } else { None };
