@@ -482,6 +482,10 @@ pub trait Replays: Send + Sync + 'static {
     /// The items of a job, in the order they are released.
     fn items(&self, job: JobId, page: Page) -> Answer<'_, Paged<JobItem>>;
 
+    /// Targets that a job still sends to: those of its next 1000 items, and of the latest 8192 items before them that are in
+    /// progress. Sorted; empty for a job that has ended.
+    fn unfinished_targets(&self, job: JobId) -> Answer<'_, Vec<String>>;
+
     /// Jobs that are running, also those that ran before a restart.
     fn running(&self) -> Answer<'_, Vec<JobId>>;
 

@@ -36,7 +36,7 @@ pub(crate) use self::gateway::GatewayConfig;
 pub(crate) use self::intake::{GateConfig, IntakeConfig};
 pub(crate) use self::pipeline::{LedgerPlace, PipelineConfig};
 pub(crate) use self::problem::{ConfigProblem, Invalid};
-pub(crate) use self::records::{Coordinate, Loss, Records, StoreUrl};
+pub(crate) use self::records::{Coordinate, EXPECTED_STORES, Loss, Records, StoreUrl};
 pub(crate) use self::schema::schema;
 use self::sealing::PlainLedger;
 pub(crate) use self::sealing::Sealing;

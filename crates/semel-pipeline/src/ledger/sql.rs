@@ -260,6 +260,8 @@ pub(super) struct Statements {
     pub(super) end_jobs: &'static str,
     /// The next items of a job to be released. `$1` job, `$2` rows.
     pub(super) next_items: &'static str,
+    /// The targets of the next items of a job and of those in progress. `$1` job.
+    pub(super) unfinished_targets: &'static str,
     /// The ids and states of deliveries, which nobody else changes from then on. `$1` deliveries.
     pub(super) hold_items: &'static str,
     /// The ids and statuses of letters, which nobody else changes from then on. `$1` letters.

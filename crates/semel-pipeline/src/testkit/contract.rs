@@ -148,6 +148,7 @@ macro_rules! __ledger_cases {
             replaying {
                 a_plan_says_what_would_happen,
                 a_selection_means_what_it_says,
+                a_job_names_the_targets_it_still_sends_to,
                 a_job_is_made_once,
                 re_execute_needs_a_reason,
                 resume_delivers_under_the_same_epoch,

@@ -19,6 +19,8 @@ pub(crate) struct Access {
 enum Hosts {
     /// It listens on loopback: those of loopback, and these. A page of another name that resolves to us is refused.
     Local(Vec<String>),
+    /// It listens beyond, with names in the configuration: those and the ones of loopback.
+    Named(Vec<String>),
     /// It listens beyond, where a token is needed for everything: any.
     Any,
 }
@@ -149,10 +151,11 @@ impl Access {
                 (blake3::hash(value.as_bytes()), Caller { name, tenant, role })
             })
             .collect();
-        let hosts = if bound.ip().is_loopback() {
-            Hosts::Local(admin.hosts.iter().map(|host| host.to_ascii_lowercase()).collect())
-        } else {
-            Hosts::Any
+        let names = admin.hosts.iter().map(|host| host.to_ascii_lowercase()).collect::<Vec<_>>();
+        let hosts = match (bound.ip().is_loopback(), names.is_empty()) {
+            (true, _) => Hosts::Local(names),
+            (false, false) => Hosts::Named(names),
+            (false, true) => Hosts::Any,
         };
         Ok(Self { tokens, hosts })
     }
@@ -166,7 +169,13 @@ impl Access {
             Some(host) => host.to_str().ok(),
             None => request.uri().authority().map(Authority::as_str),
         };
-        if let Hosts::Local(names) = &self.hosts {
+        let names = match &self.hosts {
+            Hosts::Local(names) => Some(names),
+            // Probes and scrapers ask for an address. Nothing at these paths is secret or changes anything.
+            Hosts::Named(names) => Right::needed(method, request.uri().path()).map(|_| names),
+            Hosts::Any => None,
+        };
+        if let Some(names) = names {
             let name = host.map(without_port).unwrap_or_default().to_ascii_lowercase();
             let local = matches!(name.as_str(), "localhost" | "127.0.0.1" | "[::1]");
             if !local && !names.contains(&name) {
@@ -303,6 +312,34 @@ mod tests {
         assert_eq!(of(Some("a")).tenant_for(None).unwrap(), "a");
         assert_eq!(of(Some("a")).tenant_for(Some("a".into())).unwrap(), "a");
         assert!(of(Some("a")).tenant_for(Some("b".into())).is_err());
+    }
+
+    // The setting was ignored beyond loopback.
+    #[test]
+    fn names_in_the_configuration_are_the_only_ones() {
+        let ask = |bound: &str, hosts: &[&str], host: &str, path: &str| {
+            let bound = bound.parse().unwrap();
+            let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
+            let admin = AdminListener { listen: bound, hosts, tls: None };
+            let (name, value) = ("t".to_owned(), "x".repeat(32));
+            let token = AdminToken { name, role: Role::Viewer, tenant: None, value };
+            let access = Access::new(&admin, bound, &[token]).unwrap();
+            let request = Request::get(path).header(header::HOST, host).body(()).unwrap();
+            access.admit(&request).is_ok()
+        };
+        let (beyond, local) = ("192.0.2.1:8081", "127.0.0.1:8081");
+        for (bound, hosts, host, path, admitted) in [
+            (beyond, &[][..], "anything.example", "/v1/keys", true),
+            (beyond, &["Semel.example"], "semel.example:8081", "/v1/keys", true),
+            (beyond, &["semel.example"], "evil.example", "/v1/keys", false),
+            (beyond, &["semel.example"], "evil.example", "/", false),
+            (beyond, &["semel.example"], "192.0.2.1:8081", "/metrics", true),
+            (beyond, &["semel.example"], "localhost:8081", "/v1/keys", true),
+            (local, &["semel.example"], "evil.example", "/metrics", false),
+            (local, &["semel.example"], "semel.example", "/v1/keys", true),
+        ] {
+            assert_eq!(ask(bound, hosts, host, path), admitted, "{bound} {hosts:?} {host} {path}");
+        }
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::config::EffectiveConfig;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
-pub(super) enum AuditPlace {
+pub(crate) enum AuditPlace {
     Ledger,
     Log,
 }

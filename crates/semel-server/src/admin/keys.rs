@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use schemars::JsonSchema;
 use semel::key::{Key, KeyId};
 use semel::outcome::Outcome;
-use semel::record::{Force, Phase, Ruling, Settlement};
+use semel::record::{Fence, Force, Phase, Ruling, Settlement};
 use semel::store::{self, Scan, Snapshot, Store};
 use semel::{Engine, record};
 use serde::de::IgnoredAny;
@@ -48,11 +48,11 @@ pub(super) fn routes(api: &mut Api) {
              with `force`, which requires the role admin.",
         )
         .problem(404, missing)
-        .problem(409, "Code `refused`: `phase` is the phase of the key.");
+        .problem(409, "Code `refused`: `phase` is the phase of the key. Code `stale`: the key has another `fence`.");
     group
         .post("/v1/keys/{id}/settle", settle, "Settle a key in doubt.")
         .problem(404, missing)
-        .problem(409, "Code `refused`: the key is not in doubt.");
+        .problem(409, "Code `refused`: the key is not in doubt. Code `stale`: the key has another `fence`.");
     group
         .post(
             "/v1/keys/{id}/preview",
@@ -290,6 +290,10 @@ pub(crate) struct ForgetRequest {
     /// Forget also a key that is claimed or in doubt.
     #[serde(default)]
     pub(crate) force: bool,
+    /// The `fence` of the key when it was looked at. Nothing is changed if the key has another one now: it was claimed
+    /// or settled since.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fence: Option<u64>,
 }
 
 async fn forget(
@@ -308,15 +312,25 @@ pub(crate) async fn forget_key(
     id: &str,
     asked: ForgetRequest,
 ) -> Result<KeyChange, Refusal> {
-    let ForgetRequest { reason, force } = asked;
-    let force = if force { Force::Yes } else { Force::No };
-    if force == Force::Yes {
+    let ForgetRequest { reason, force, fence } = asked;
+    let force = match fence.map(Fence::new) {
+        _ if !force => Force::No,
+        None => Force::Yes,
+        // The store compares it in the same step.
+        Some(fence) => Force::Attempt(fence),
+    };
+    if force != Force::No {
         caller.may(Right::Administrate)?;
     }
     let (id, before) = find(&admin.engine, id).await?;
+    check_fence(&before, fence)?;
     let action = Action { admin, caller, name: "forget", reason: answer::reason(&reason)?, before: &before };
     let kept = action.announce().await?;
     let ruling = admin.engine.forget(id, force).await?;
+    if let Ruling::Lost { .. } = ruling {
+        action.note_refused().await;
+        return Err(stale());
+    }
     if let Ruling::Refused { phase } = ruling {
         let name = phase_name(phase);
         let detail =
@@ -341,6 +355,10 @@ pub(crate) struct SettleRequest {
     /// required; for any other key: any JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) outcome: Option<Box<RawValue>>,
+    /// The `fence` of the key when it was looked at. Nothing is changed if the key has another one now: somebody settled
+    /// it, and another attempt is in doubt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fence: Option<u64>,
 }
 
 async fn settle(
@@ -361,11 +379,20 @@ pub(crate) async fn settle_key(
 ) -> Result<KeyChange, Refusal> {
     let (id, before) = find(&admin.engine, id).await?;
     let settlement = asked.settlement(&before)?;
-    let reason = asked.reason;
+    asked.check_shown(&before)?;
+    let reason = asked.reason.as_str();
     let name = if settlement == Settlement::Run { "settle_run" } else { "settle_done" };
-    let action = Action { admin, caller, name, reason: answer::reason(&reason)?, before: &before };
+    let action = Action { admin, caller, name, reason: answer::reason(reason)?, before: &before };
     let kept = action.announce().await?;
-    let ruling = admin.engine.settle(id, settlement).await?;
+    let ruling = match asked.fence {
+        // The store compares it in the same step.
+        Some(fence) => admin.engine.settle_attempt(id, Fence::new(fence), settlement).await?,
+        None => admin.engine.settle(id, settlement).await?,
+    };
+    if let Ruling::Lost { .. } = ruling {
+        action.note_refused().await;
+        return Err(stale());
+    }
     if let Ruling::Refused { phase } = ruling {
         action.note_refused().await;
         return Err(not_in_doubt(phase));
@@ -374,6 +401,15 @@ pub(crate) async fn settle_key(
 }
 
 impl SettleRequest {
+    /// Refuses a key that is not in doubt, or whose attempt is not the one that was looked at.
+    fn check_shown(&self, before: &Snapshot) -> Result<(), Refusal> {
+        match before.phase() {
+            Phase::InDoubt => check_fence(before, self.fence),
+            // The ruling of the store names the phase.
+            _ => Ok(()),
+        }
+    }
+
     fn settlement(&self, before: &Snapshot) -> Result<Settlement, Refusal> {
         match (self.run, &self.outcome) {
             (true, None) => Ok(Settlement::Run),
@@ -415,6 +451,7 @@ pub(crate) fn preview_settlement(before: &Snapshot, asked: &SettleRequest) -> Re
     if before.phase() != Phase::InDoubt {
         return Err(not_in_doubt(before.phase()));
     }
+    asked.check_shown(before)?;
     let answer = match &settlement {
         Settlement::Done(outcome) if before.record.hint.origin().is_some() => AnswerContent::new(outcome),
         Settlement::Done(_) | Settlement::Run => None,
@@ -431,6 +468,19 @@ fn headers_left_out(outcome: &RawValue, answer: &AnswerContent) -> Vec<String> {
     let given = serde_json::from_str(outcome.get()).map(|HandMade { headers, .. }| headers);
     let is_kept = |name: &str| answer.headers.iter().any(|(kept, _)| kept.eq_ignore_ascii_case(name));
     given.unwrap_or_default().into_keys().filter(|name| !is_kept(name)).collect()
+}
+
+/// Refuses a key whose fence is not the one that was looked at.
+pub(crate) fn check_fence(before: &Snapshot, shown: Option<u64>) -> Result<(), Refusal> {
+    match shown {
+        Some(shown) if before.record.fence != Fence::new(shown) => Err(stale()),
+        _ => Ok(()),
+    }
+}
+
+fn stale() -> Refusal {
+    let detail = "the key changed since it was shown: this is another attempt; look at it again";
+    Refusal::new(StatusCode::CONFLICT, "stale", detail)
 }
 
 fn not_in_doubt(phase: Phase) -> Refusal {
@@ -529,6 +579,13 @@ pub(crate) struct KeyChange {
     #[schemars(with = "OneOf<Option<Phase>>")]
     after: &'static str,
     audit: AuditPlace,
+}
+
+impl KeyChange {
+    /// Where the audit line of the change is.
+    pub(crate) fn audit(&self) -> AuditPlace {
+        self.audit
+    }
 }
 
 /// A change by hand: who, what, why, before and after (audit).

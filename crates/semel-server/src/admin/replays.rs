@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use semel::time::{Clock as _, SystemClock};
 use semel_pipeline::id::{DeliveryId, EventId, JobId, LetterId};
-use semel_pipeline::ledger::{self, LetterFilter};
+use semel_pipeline::ledger::{self, LetterFilter, TargetPause};
 use semel_pipeline::letter::{Letter, Status};
 use semel_pipeline::replay::{
     Counts, ItemState, JobItem, JobOrder, JobRecord, JobState, NewJob, Planned, ReplayAction, ReplayMode,
@@ -38,8 +38,6 @@ const COUNTED: u64 = 1_000;
 /// Dead letters that are read at once, and the most that are read, where `since` limits them.
 const READ: u32 = 200;
 const MOST_READ: usize = 100_000;
-/// The most items of a job whose targets are looked at.
-const LOOKED_AT: u32 = 100;
 /// How many items a job by status takes where nobody says.
 const LIMIT: u64 = 100;
 
@@ -154,7 +152,7 @@ pub(crate) struct ReplayJob {
     canary: u32,
     pause_above: f64,
     counts: ReplayCounts,
-    /// Why a running job waits.
+    /// Why a running job waits: for each target of its unfinished items to which nothing is sent now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waiting: Option<String>,
     /// Number of further matches that `limit` left out when the job was started, counted up to 1000; exact with `since`. Only
@@ -492,35 +490,39 @@ async fn plan(
     Ok((plan, selected.left_out.unwrap_or(left_out)))
 }
 
-/// The job, and why it waits: nothing is sent to a target of it.
+/// The job, and why it waits: nothing is sent to a target of an item that has not ended.
 pub(crate) async fn explained(pipeline: &Pipeline, job: &JobRecord) -> Result<ReplayJob, Refusal> {
+    let pauses = match job.state {
+        JobState::Running => pipeline.ledger.paused_targets().await?,
+        JobState::Paused | JobState::Done | JobState::Cancelled => Vec::new(),
+    };
+    explained_with(pipeline, &pauses, job).await
+}
+
+/// The same with the pauses that were read before.
+async fn explained_with(
+    pipeline: &Pipeline,
+    pauses: &[TargetPause],
+    job: &JobRecord,
+) -> Result<ReplayJob, Refusal> {
     let mut shown = ReplayJob::new(job);
     if job.state == JobState::Running && job.counts.pending + job.counts.released > 0 {
-        let pauses = pipeline.ledger.paused_targets().await?;
-        let targets = targets(pipeline, job).await?;
-        shown.waiting = targets.iter().find_map(|target| why_waiting(pipeline, &pauses, target));
+        // Nothing is read while every target gets its deliveries.
+        let waiting: Vec<(String, String)> = blocked(pipeline, pauses);
+        if !waiting.is_empty() {
+            let unfinished = pipeline.ledger.unfinished_targets(job.new.id).await?;
+            let reasons = waiting.into_iter().filter(|(target, _)| unfinished.contains(target));
+            let reasons: Vec<String> = reasons.map(|(_, why)| why).collect();
+            shown.waiting = (!reasons.is_empty()).then(|| reasons.join("; "));
+        }
     }
     Ok(shown)
 }
 
-/// The targets of a job: those that it names, or those of its items. A job with more items than are looked at may be for any
-/// target.
-async fn targets(pipeline: &Pipeline, job: &JobRecord) -> Result<Vec<String>, Refusal> {
-    match &job.new.selection {
-        Selection::Failed { targets, .. } | Selection::Event { targets, .. } if !targets.is_empty() => {
-            return Ok(targets.clone());
-        }
-        Selection::Failed { .. } | Selection::Event { .. } | Selection::Letters(_) => {}
-    }
-    let first = ledger::Page { after: None, limit: LOOKED_AT };
-    let items = pipeline.ledger.items(job.new.id, first).await?;
-    if items.next.is_some() {
-        return Ok(known(pipeline));
-    }
-    let mut targets: Vec<String> = items.items.into_iter().map(|item| item.target).collect();
-    targets.sort_unstable();
-    targets.dedup();
-    Ok(targets)
+/// The targets that get nothing at present, with the reasons.
+fn blocked(pipeline: &Pipeline, pauses: &[TargetPause]) -> Vec<(String, String)> {
+    let with_reason = |target: String| why_waiting(pipeline, pauses, &target).map(|why| (target, why));
+    known(pipeline).into_iter().filter_map(with_reason).collect()
 }
 
 /// The targets of the config: what goes to others cannot be replayed.
@@ -626,9 +628,6 @@ async fn recent(
             after = page.next;
         }
     }
-    if found.is_empty() {
-        return Err(Refusal::bad("since: no pending dead letter was written in this time"));
-    }
     found.sort_unstable();
     let all = found.len();
     found.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
@@ -661,7 +660,13 @@ async fn list(
     query: ListQuery<()>,
 ) -> Result<Answer<Page<ReplayJob>>, Refusal> {
     let pipeline = admin.pipeline()?;
-    Page::of(pipeline.ledger.jobs(query.read()?.page).await?, ReplayJob::new)
+    let jobs = pipeline.ledger.jobs(query.read()?.page).await?;
+    let pauses = pipeline.ledger.paused_targets().await?;
+    let mut items = Vec::with_capacity(jobs.items.len());
+    for job in &jobs.items {
+        items.push(explained_with(pipeline, &pauses, job).await?);
+    }
+    Page::answer(items, jobs.next)
 }
 
 async fn show(State(admin): State<Arc<Admin>>, PathId(id): PathId) -> Result<Answer<ReplayJob>, Refusal> {

@@ -14,6 +14,7 @@ use schemars::JsonSchema;
 use semel_pipeline::delivery::{DeliveryHistory, DeliveryState};
 use semel_pipeline::event::{CHANGES_MEMBER, NewEvent, Notes};
 use semel_pipeline::id::{EventId, EventKind};
+use semel_pipeline::ledger;
 use semel_pipeline::target::Targets;
 use semel_triggers::trigger::{RunAccessError, RunLocation, RunRequest, TriggerError, Triggered};
 use serde::{Deserialize, Serialize};
@@ -314,6 +315,10 @@ fn refused(error: TriggerError) -> Refusal {
 pub(crate) fn run_error(error: RunAccessError) -> Refusal {
     let detail = error.to_string();
     match error {
+        // The ledger keeps a run as an event.
+        RunAccessError::Ledger(ledger::Error::NotFound { id, .. }) => {
+            Refusal::not_found(format!("there is no run {id}"))
+        }
         RunAccessError::Ledger(error) => error.into(),
         RunAccessError::Buffer(error) => error.into(),
         _ => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "in_transit", detail)

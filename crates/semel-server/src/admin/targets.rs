@@ -23,6 +23,7 @@ use super::dead_letters::ChangeRequest;
 use super::listing::Page;
 use super::records::time;
 use crate::pipeline::Pipeline;
+use crate::telemetry::metrics::AttemptCounts;
 
 /// The most deliveries that are made due in one call to the ledger.
 const AT_ONCE: u32 = 500;
@@ -69,11 +70,16 @@ struct TargetDetails {
     open_until: Option<String>,
     /// Time until then.
     open_seconds: Option<f64>,
-    /// Calls within the window of the breaker, which begins again when it opens.
+    /// Calls that the breaker judged within its window, which begins again when it opens.
     calls: u64,
-    /// Those of them that failed.
+    /// Those of them that count for the breaker: no answer in time, or one that says that the target is down. A refusal such as
+    /// 422 shows that the target works, so it is not among them.
     failures: u64,
-    /// Share of the calls that succeeded; null without calls.
+    /// Attempts that this server sent in the last ten minutes.
+    attempts: u64,
+    /// Those of them that did not succeed, refused ones too.
+    failed_attempts: u64,
+    /// Share of `attempts` that succeeded; null without attempts.
     success_rate: Option<f64>,
     /// Deliveries that are not over, by state.
     backlog: Map<String, Value>,
@@ -124,16 +130,17 @@ async fn list(State(admin): State<Arc<Admin>>) -> Result<Answer<Page<TargetDetai
         let next_due = pipeline.ledger.next_due(vec![name.to_string()]).await?;
         let state = states.iter().find(|state| state.name == *name);
         let pause = pauses.iter().find(|pause| *pause.target == **name);
-        let backlog = Backlog { totals: &totals, next_due };
+        let backlog = Backlog { totals: &totals, next_due, recent: admin.metrics.deliveries().recent(name) };
         items.push(TargetDetails::new(name, registered, state, pause, &backlog));
     }
     Page::answer(items, None)
 }
 
-/// The deliveries that wait.
+/// The deliveries that wait, and the attempts of the last minutes.
 struct Backlog<'a> {
     totals: &'a Totals,
     next_due: Option<Duration>,
+    recent: AttemptCounts,
 }
 
 impl TargetDetails {
@@ -150,6 +157,8 @@ impl TargetDetails {
             Circuit::Closed | Circuit::HalfOpen => None,
         };
         let (calls, failures) = state.map_or((0, 0), |state| (state.calls, state.failures));
+        let AttemptCounts { succeeded, failed } = backlog.recent;
+        let attempts = succeeded + failed;
         let Totals { deliveries, due, .. } = backlog.totals;
         let waiting = deliveries.iter().filter(|(target, state, _)| target == name && !state.is_over());
         let oldest = due.iter().find(|(target, _)| target == name);
@@ -162,7 +171,9 @@ impl TargetDetails {
             open_seconds: until.map(|until| registered.destination.left(until).as_secs_f64()),
             calls,
             failures,
-            success_rate: (calls > 0).then(|| 1.0 - failures as f64 / calls as f64),
+            attempts,
+            failed_attempts: failed,
+            success_rate: (attempts > 0).then(|| succeeded as f64 / attempts as f64),
             backlog: waiting.map(|(_, state, count)| (state.as_str().to_owned(), (*count).into())).collect(),
             oldest_due_seconds: oldest.map(|(_, age)| age.as_secs_f64()),
             next_due_seconds: backlog.next_due.map(|due| due.as_secs_f64()),

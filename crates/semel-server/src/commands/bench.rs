@@ -17,6 +17,7 @@ use semel::store::Store;
 use serde::Serialize;
 use tokio::time::Instant;
 
+use super::drill::check_servers;
 use super::drill::environment::Skipped;
 use super::drill::postgres::DrillPostgres;
 use super::drill::redis::DrillRedis;
@@ -115,6 +116,10 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
 }
 
 async fn measure_all(args: &BenchArgs, watchdog: &Watchdog) -> anyhow::Result<()> {
+    let needs = |stores: &[&str]| args.name == "all" || stores.contains(&args.name.as_str());
+    let redis = args.redis.as_deref().filter(|_| needs(&["redis", "tiered"]));
+    let postgres = args.postgres.as_deref().filter(|_| needs(&["postgres", "tiered"]));
+    check_servers(redis, postgres).await?;
     let mut rows = Vec::new();
     for (name, _) in STORES.iter().filter(|(name, _)| args.name == "all" || args.name == *name) {
         let measured = match Box::pin(measure(name, args, watchdog)).await {

@@ -238,7 +238,7 @@ async fn discard_all(
     let status =
         DiscardableStatus::of(name).with_context(|| format!("{name} dead letters cannot be discarded"))?;
     let (mut ids, mut pages) = (Vec::new(), Pages::new(&client, PATH, query(filter)));
-    while let Some(page) = pages.next().await? {
+    while let Some(page) = pages.next_longest().await? {
         ids.extend(page.iter().map(|letter| cell(letter, "id")));
     }
     let count = ids.len();

@@ -13,14 +13,17 @@ mod target;
 pub(crate) mod watchdog;
 mod wire;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use semel::store::BoxFuture;
 use serde_json::json;
 
 use self::environment::{DrillEnvironment, DrillNeeds, Skipped};
+use self::postgres::DrillPostgres;
+use self::redis::DrillRedis;
 use super::screen::{with_causes, write_line};
+use super::store::shown;
 use crate::interrupted::Interrupted;
 use crate::signals::Signals;
 use crate::telemetry::logs;
@@ -152,6 +155,16 @@ pub(crate) fn run(args: &DrillArgs) -> anyhow::Result<()> {
         let _runtime = runtime.enter();
         Signals::listen()?
     };
+    let needs = |wanted: fn(DrillNeeds) -> bool| chosen.iter().any(|drill| wanted(drill.needs));
+    let redis = args.redis.as_deref().filter(|_| needs(DrillNeeds::uses_named_redis));
+    let postgres = args.postgres.as_deref().filter(|_| needs(DrillNeeds::uses_named_postgres));
+    runtime.block_on(async {
+        tokio::select! {
+            biased;
+            _ = signals.next() => Err(Interrupted::default().into()),
+            answered = check_servers(redis, postgres) => answered,
+        }
+    })?;
     let (mut failed, mut skipped) = (Vec::new(), Vec::new());
     let several = chosen.len() > 1;
     for drill in chosen {
@@ -172,6 +185,20 @@ pub(crate) fn run(args: &DrillArgs) -> anyhow::Result<()> {
         (false, true) => write_line(&format!("skipped: {}; nothing was checked there", skipped.join(", "))),
         (false, false) => bail!("skipped: nothing was checked"),
     }
+}
+
+/// An error unless the servers that the user named answer.
+pub(super) async fn check_servers(redis: Option<&str>, postgres: Option<&str>) -> anyhow::Result<()> {
+    if let Some(url) = redis {
+        DrillRedis::named(url, String::new())
+            .command(&["PING"])
+            .await
+            .with_context(|| format!("--redis {}", shown(url)))?;
+    }
+    if let Some(url) = postgres {
+        DrillPostgres::check(url).await.with_context(|| format!("--postgres {}", shown(url)))?;
+    }
+    Ok(())
 }
 
 /// The result of a drill.

@@ -176,7 +176,7 @@ pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
             // Scripts cannot answer. They have said what they want, with a reason.
             let question = "The next call with this key runs again. Forget it?";
             confirm(question, yes || !std::io::stdin().is_terminal()).await?;
-            change(&remote, &id, "forget", &ForgetRequest { reason, force }).await
+            change(&remote, &id, "forget", &ForgetRequest { reason, force, fence: None }).await
         }
         KeysCommand::Settle { id, run, outcome, status, body, reason, dry_run, yes, remote } => {
             let outcome = match (outcome, status) {
@@ -186,10 +186,12 @@ pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
                 (None, Some(status)) => Some(given_answer(status, body)?),
                 (None, None) => None,
             };
-            let request = SettleRequest { reason, run: run && outcome.is_none(), outcome };
+            let mut request = SettleRequest { reason, run: run && outcome.is_none(), outcome, fence: None };
             let client = AdminClient::of(&remote)?;
             let path = format!("{PATH}/{}/preview", encode(&id));
             let preview = send(&client, Method::POST, &path, &request).await?;
+            // Only the attempt that is shown is settled.
+            request.fence = preview["key"]["fence"].as_u64();
             // The keys of workers have no clients that would be surprised.
             if preview["key"]["request"].is_object() {
                 explain(&preview)?;

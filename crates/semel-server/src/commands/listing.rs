@@ -60,7 +60,8 @@ enum NextPage {
     None,
 }
 
-fn at_least_one(text: &str) -> Result<usize, String> {
+/// A limit of a list.
+pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|limit| *limit > 0).ok_or_else(|| "expected a number, at least 1".to_owned())
 }
 
@@ -163,6 +164,11 @@ impl<'a> Pages<'a> {
     /// The next page; `None` after the last.
     pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Vec<Value>>> {
         self.next_up_to(None).await
+    }
+
+    /// The next page, as long as the server gives; `None` after the last.
+    pub(crate) async fn next_longest(&mut self) -> anyhow::Result<Option<Vec<Value>>> {
+        self.next_up_to(Some(LONGEST_PAGE)).await
     }
 
     /// The next page with up to `limit` items, so that its cursor is that of the item after them.

@@ -3,15 +3,16 @@
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::Args;
 use http::Method;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
 
-use super::listing::{Pages, Watch};
+use super::listing::{Pages, Paging, Watch, at_least_one};
 use super::remote::{QueryString, cell, encode, get, print, send};
-use super::screen::{moment, time_since, write_line};
+use super::screen::{moment, printable, readable, time_since, with_causes, write_line};
 use super::table::table;
 use crate::admin::replays::{OrderRequest, ReplayRequest};
 use crate::cli::Remote;
@@ -30,9 +31,9 @@ pub(crate) struct ReplayArgs {
     /// Only dead letters written in this time or since this day or time (UTC): 24h, yesterday, 2026-11-18
     #[arg(long, value_name = "TIME", requires = "status")]
     pub(crate) since: Option<String>,
-    /// Maximum number, oldest first [default: 100]
-    #[arg(long, value_name = "N", requires = "status")]
-    pub(crate) limit: Option<u64>,
+    /// Maximum number: of dead letters, oldest first, or of jobs, newest first [default: 100]
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = ["dlq", "event_id", "job"])]
+    pub(crate) limit: Option<usize>,
     /// Only this tenant
     #[arg(long, requires = "status")]
     pub(crate) tenant: Option<String>,
@@ -78,8 +79,11 @@ pub(crate) struct ReplayArgs {
     /// List jobs, newest first
     #[arg(long)]
     pub(crate) list: bool,
+    /// With --list: continue an earlier list
+    #[arg(long, value_name = "CURSOR", requires = "list", conflicts_with_all = ["status", "dlq", "event_id", "job"])]
+    pub(crate) cursor: Option<String>,
     /// With --list: repeat every two seconds, until Ctrl-C
-    #[arg(long, requires = "list")]
+    #[arg(long, requires = "list", conflicts_with_all = ["status", "dlq", "event_id", "job"])]
     pub(crate) watch: bool,
     /// Pause the job
     // Beside --status, which excludes --job, clap does not enforce `requires`: the flag would be ignored, and a job started.
@@ -95,10 +99,14 @@ pub(crate) struct ReplayArgs {
     pub(crate) remote: Remote,
 }
 
-/// How many jobs are listed.
+/// Number of jobs that are listed by default.
 const LISTED: usize = 100;
 /// How often the job is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// A server that does not say how the job is within this time has stopped or is overloaded.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+/// How long a server that does not answer may take to return.
+const SERVER_RETURNS: Duration = Duration::from_secs(60);
 
 /// Runs the command.
 ///
@@ -108,7 +116,7 @@ pub(crate) async fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     let remote = &args.remote;
     let client = AdminClient::of(remote)?;
     if args.list {
-        return list(&client, args).await;
+        return list(args).await;
     }
     if let Some(job) = &args.job {
         let is_paced = args.rate.is_some() || args.concurrency.is_some();
@@ -148,18 +156,31 @@ fn left_out(more: u64) -> String {
     format!("{at_least}{more} more match and are left out; raise --limit to include them")
 }
 
-async fn list(client: &AdminClient, args: &ReplayArgs) -> anyhow::Result<()> {
-    let fetch = || Pages::new(client, "/v1/replays", QueryString::default()).collect(LISTED);
+async fn list(args: &ReplayArgs) -> anyhow::Result<()> {
     let row = |job: &Value| {
-        let [id, state, mode, by, note] = ["id", "state", "mode", "by", "note"].map(|name| cell(job, name));
+        let [id, state, mode, by] = ["id", "state", "mode", "by"].map(|name| cell(job, name));
         let [replayed, total, failed] =
             ["replayed", "total", "failed_again"].map(|name| cell(&job["counts"], name));
         let created = moment(&cell(job, "created_at"));
-        [id, state, mode, format!("{replayed}/{total}"), failed, by, created, note]
+        [id, state, mode, format!("{replayed}/{total}"), failed, by, created, notes(job)]
     };
     let titles = ["ID", "STATE", "MODE", "REPLAYED", "FAILED AGAIN", "BY", "CREATED", "NOTE"];
+    let paging = Paging {
+        limit: args.limit.unwrap_or(LISTED),
+        cursor: args.cursor.clone(),
+        watch: Watch { watch: args.watch },
+    };
     let show = |items: &[Value]| table(titles, &items.iter().map(row).collect::<Vec<_>>());
-    Watch { watch: args.watch }.show(&args.remote, fetch, |listed| listed.show(&args.remote, show)).await
+    paging.show(&args.remote, "/v1/replays", QueryString::default(), show).await
+}
+
+/// Why a job is in its state, and why it waits.
+fn notes(job: &Value) -> String {
+    let mut notes: Vec<String> = [cell(job, "note")].into_iter().filter(|note| !note.is_empty()).collect();
+    if let Some(why) = job["waiting"].as_str() {
+        notes.push(format!("waiting: {why}"));
+    }
+    notes.join("; ")
 }
 
 /// The time since a day or moment (`2026-11-18`, `2026-11-18T03:00:00Z`, `yesterday`, `today`), as a duration; durations stay.
@@ -180,7 +201,7 @@ fn since(text: &str) -> anyhow::Result<String> {
 fn request(args: &ReplayArgs) -> anyhow::Result<ReplayRequest> {
     Ok(ReplayRequest {
         status: args.status.clone(),
-        limit: args.limit,
+        limit: args.limit.map(|limit| limit as u64),
         since: args.since.as_deref().map(since).transpose()?,
         tenant: args.tenant.clone(),
         signature: args.signature.clone(),
@@ -243,8 +264,9 @@ fn line(job: &Value) -> String {
             text += &format!(", {} {words}", counts[name]);
         }
     }
-    if let Some(note) = job["note"].as_str().filter(|note| !note.is_empty()) {
-        text += &format!(" ({note})");
+    let notes = notes(job);
+    if !notes.is_empty() {
+        text += &format!(" ({notes})");
     }
     text
 }
@@ -260,18 +282,28 @@ async fn follow(args: &ReplayArgs, client: &AdminClient, mut job: Value) -> anyh
         Some(0) => eprintln!("{id}: nothing to replay"),
         _ => eprintln!("{id}: {} to replay", cell(&job["counts"], "total")),
     }
-    let (mut gone, mut told) = (0, String::new());
+    // Above the progress bar.
+    let tell = |line: &str| eprintln!("{}{line}", if terminal { "\r\x1b[K" } else { "" });
+    let (mut lost, mut told): (Option<Instant>, _) = (None, String::new());
     while job["state"] == "running" {
         let waiting = cell(&job, "waiting");
         if !waiting.is_empty() && waiting != told {
-            eprintln!("{}waiting: {waiting}", if terminal { "\r\x1b[K" } else { "" });
+            tell(&format!("waiting: {}", printable(&waiting)));
             told = waiting;
         }
         if terminal && !remote.json {
             progress(&job);
         }
-        tokio::select! {
-            () = tokio::time::sleep(LOOK_EVERY) => {}
+        let next = async {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let asked = tokio::time::timeout(ANSWERED_WITHIN, get(client, &path)).await;
+            asked.unwrap_or_else(|_| {
+                let within = readable(ANSWERED_WITHIN);
+                Err(anyhow!("{} did not answer within {within}", client.address()))
+            })
+        };
+        let seen = tokio::select! {
+            seen = next => seen,
             _ = interrupt.recv() => {
                 return Err(Interrupted::new(format!(
                     "{id} is still running on the server; stop it with `semel replay --job {id} --cancel`, follow it with \
@@ -279,15 +311,21 @@ async fn follow(args: &ReplayArgs, client: &AdminClient, mut job: Value) -> anyh
                 ))
                 .into());
             }
-        }
+        };
         // The server may be restarted meanwhile: the job continues by itself.
-        match get(client, &path).await {
-            Ok(seen) => (job, gone) = (seen, 0),
-            Err(error) if gone < 120 => {
-                gone += 1;
-                tracing::debug!(target: "semel", %error, "server did not answer; retrying");
+        match (seen, lost) {
+            (Ok(seen), None) => job = seen,
+            (Ok(seen), Some(since)) => {
+                tell(&format!("the server answers again, after {}", readable(since.elapsed())));
+                (job, lost) = (seen, None);
             }
-            Err(error) => {
+            (Err(error), None) => {
+                let why = printable(&with_causes(&error));
+                tell(&format!("{why}; trying again for {}", readable(SERVER_RETURNS)));
+                lost = Some(Instant::now());
+            }
+            (Err(_), Some(since)) if since.elapsed() < SERVER_RETURNS => {}
+            (Err(error), Some(_)) => {
                 return Err(
                     error.context("the server does not answer; the job continues when it is available again")
                 );

@@ -17,7 +17,7 @@ use self::copy::{announce, print_result};
 use self::file::{ExportFile, ExportedStore};
 use self::old::OldStore;
 use self::place::StorePlace;
-pub(super) use self::place::has_password;
+pub(super) use self::place::{has_password, shown};
 use super::screen::{confirm, write_line};
 use crate::config::parse_duration;
 use crate::interrupted::Interrupted;

@@ -130,9 +130,19 @@ pub(crate) fn paused(pause: &Value) -> String {
     format!("by {by} {} ago: {reason}", age(&since))
 }
 
+/// A share as a percentage. Neither all nor nothing by rounding.
+fn percent(share: f64) -> String {
+    let rounded = (share * 100.0).round();
+    match share {
+        share if share > 0.0 && rounded < 1.0 => "<1%".to_owned(),
+        share if share < 1.0 && rounded > 99.0 => ">99%".to_owned(),
+        _ => format!("{rounded:.0}%"),
+    }
+}
+
 fn row(item: &Value) -> [String; 9] {
-    let calls = item["calls"].as_u64().unwrap_or(0);
-    let succeeded = item["success_rate"].as_f64().map(|rate| format!("{:.0}% of {calls}", rate * 100.0));
+    let attempts = item["attempts"].as_u64().unwrap_or(0);
+    let succeeded = item["success_rate"].as_f64().map(|rate| format!("{} of {attempts}", percent(rate)));
     let seconds = |name: &str| item[name].as_f64().map(Duration::from_secs_f64);
     // Nothing is sent before the breaker allows it.
     let due = seconds("next_due_seconds").max(seconds("next_due_seconds").and(seconds("open_seconds")));

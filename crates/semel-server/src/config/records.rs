@@ -82,7 +82,8 @@ pub(crate) enum Loss {
 }
 
 const DEFAULT: &str = "embedded:./semel-data";
-const EXPECTED: &str = "expected memory:, embedded:PATH, redis://HOST:PORT, rediss://…, redis-cluster://…, \
+/// What the URL of a store looks like.
+pub(crate) const EXPECTED_STORES: &str = "expected memory:, embedded:PATH, redis://HOST:PORT, rediss://…, redis-cluster://…, \
                         redis-sentinel://…/NAME or postgres://USER:PASSWORD@HOST:PORT/DATABASE";
 const REDIS: [&str; 8] = [
     "redis",
@@ -283,7 +284,7 @@ fn place(
             coordinate: coordinate.map(|url| Coordinate { url: url.text, prefix, ca }),
         },
         _ => {
-            url.refuse(problems, "url", EXPECTED);
+            url.refuse(problems, "url", EXPECTED_STORES);
             StoreUrl::Memory
         }
     }

@@ -9,13 +9,15 @@ use semel_pipeline::ledger;
 use serde::Deserialize;
 
 use super::html::{self, Html};
-use super::page::{Next, Page, Section, answer, show};
+use super::page::{Next, Notice, Page, Section, answer, show};
 use super::search::page_of;
 use super::visitor::Visitor;
 use crate::admin::Admin;
 use crate::admin::audit::read;
 
 const PAGE: u32 = 100;
+const NO_LEDGER: &str = "This server has no ledger, so it keeps no list of changes: the audit lines are in the log of the server, with audit=true. \
+                         Set url in [ledger] to embedded:PATH or postgres://… to keep them here.";
 
 #[derive(Deserialize)]
 pub(super) struct AuditQuery {
@@ -50,7 +52,16 @@ pub(super) async fn list(
     Query(filters): Query<AuditQuery>,
 ) -> Response {
     answer(&admin, &visitor, async {
-        let pipeline = admin.pipeline()?;
+        let Ok(pipeline) = admin.pipeline() else {
+            let page = Page::new(&admin, &visitor, Section::Audit, "Audit log").await;
+            return Ok(show(&Notice {
+                page,
+                heading: "Audit log".to_owned(),
+                sentences: vec![NO_LEDGER.to_owned()],
+                facts: Vec::new(),
+                links: vec![("Configuration", "/configuration".to_owned())],
+            }));
+        };
         let some = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
         let page = ledger::Page { after: some(&filters.cursor), limit: PAGE };
         let found = pipeline.ledger.audit_log(some(&filters.subject), page).await?;

@@ -76,6 +76,15 @@ pub(super) fn escape(text: &str) -> String {
     escaped
 }
 
+/// A text as one word of a shell.
+pub(super) fn shell(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@,+%=".contains(&byte);
+    if !text.is_empty() && text.bytes().all(is_plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
 /// A part of a path or query.
 pub(super) fn encode(text: impl Display) -> String {
     let mut encoded = String::new();

@@ -11,13 +11,13 @@ use serde::Deserialize;
 
 use super::html::{self, Html};
 use super::key_search::{self, SearchProgress};
-use super::page::{Confirm, Next, Page, Section, answer, go, show as show_page};
+use super::page::{Confirm, Next, Page, Section, answer, go, message_of, show as show_page};
 use super::story::Timeline;
 use super::strip::Strip;
 use super::visitor::{Submission, Visitor};
 use super::{Did, actions};
 use crate::admin::audit::run_to_completion;
-use crate::admin::keys::{ForgetRequest, find, forget_key};
+use crate::admin::keys::{ForgetRequest, check_fence, find, forget_key};
 use crate::admin::records::{AnswerContent, PHASES, mode_name, phase_name};
 use crate::admin::story::Story;
 use crate::admin::{Admin, Refusal, Right};
@@ -315,20 +315,25 @@ async fn forget_page(
 ) -> Result<Response, Refusal> {
     let (key, snapshot) = find(&admin.engine, id).await?;
     let row = KeyRow::new(&snapshot);
-    let needs_force = matches!(snapshot.phase(), Phase::Claimed | Phase::Begun | Phase::InDoubt);
+    let needs_force = snapshot.phase().is_in_progress();
     let mut effects = vec![
         "The record and its stored answer are removed. The next request with this key runs the effect again: if it charged a card, \
          it charges it a second time."
             .to_owned(),
     ];
-    let mut fields = Html::default();
+    // The record that is shown: no other one is forgotten.
+    let mut fields = format!(
+        "<input type=\"hidden\" name=\"fence\" value=\"{}\"><input type=\"hidden\" name=\"phase\" value=\"{}\">",
+        snapshot.record.fence.get(),
+        row.phase
+    );
     if needs_force {
         effects.push(format!(
             "The key is {}: its effect may be running or may have happened. Only the role admin can forget it.",
             html::word(row.phase)
         ));
         if visitor.caller.may(Right::Administrate).is_ok() {
-            fields = Html::trusted(
+            fields.push_str(
                 "<div><label class=\"choice\"><input type=\"checkbox\" name=\"force\" value=\"yes\" required> I know that the effect \
                  can happen twice</label></div>",
             );
@@ -344,12 +349,16 @@ async fn forget_page(
             ("Request", Html::text(&row.request)),
             ("Key ID", Html::text(key)),
         ],
-        fields,
+        fields: Html::trusted(fields),
         path: format!("/keys/{key}/forget"),
         button: "Forget this key".to_owned(),
         is_dangerous: true,
         back: format!("/keys/{key}"),
-        command: format!("{} {key} --reason …", actions::FORGET_KEY.command),
+        command: format!(
+            "{} {key} {}--reason …",
+            actions::FORGET_KEY.command,
+            if needs_force { "--force " } else { "" }
+        ),
         problem,
         reason: reason.to_owned(),
     }))
@@ -362,13 +371,23 @@ pub(super) async fn forget(
 ) -> Response {
     let visitor = form.visitor.clone();
     answer(&admin, &visitor, async {
+        let (_, snapshot) = find(&admin.engine, &id).await?;
+        let fence = form.get("fence").parse().ok();
+        if fence.is_none()
+            || check_fence(&snapshot, fence).is_err()
+            || form.get("phase") != phase_name(snapshot.phase())
+        {
+            let problem =
+                Some("The key changed since it was shown. Nothing was removed. Look at it again.".to_owned());
+            return forget_page(&admin, &visitor, &id, problem, form.get("reason")).await;
+        }
         let asked =
-            ForgetRequest { reason: form.get("reason").to_owned(), force: form.get("force") == "yes" };
+            ForgetRequest { reason: form.get("reason").to_owned(), force: form.get("force") == "yes", fence };
         let (own, caller, key) = (Arc::clone(&admin), visitor.caller.clone(), id.clone());
         let done = run_to_completion(async move { forget_key(&own, &caller, &key, asked).await }).await;
         Strip::forget(&admin).await;
         match done {
-            Ok(_) => Ok(go("/keys", "forgotten")),
+            Ok(change) => Ok(go("/keys", &message_of("forgotten", &change))),
             Err(refusal) => {
                 let problem = Some(refusal.detail().to_owned());
                 forget_page(&admin, &visitor, &id, problem, form.get("reason")).await

@@ -186,7 +186,7 @@ async fn discard_matching_page(
     let fields: String = fields.iter().map(|(name, value)| hidden(name, value)).collect();
     let flags = [("--target", &query.target), ("--tenant", &query.tenant), ("--signature", &query.signature)];
     let flags = flags.iter().filter(|(_, value)| !value.is_empty());
-    let mut flags: String = flags.map(|(flag, value)| format!("{flag} {value:?} ")).collect();
+    let mut flags: String = flags.map(|(flag, value)| format!("{flag} {} ", html::shell(value))).collect();
     // The command discards all that match.
     if !has_more {
         flags.push_str(&format!("--expected {number} "));

@@ -23,7 +23,7 @@ use super::sample::EVERY;
 use super::session::{RequestedBy, SessionHash};
 use super::strip::Strip;
 use super::visitor::Visitor;
-use crate::admin::{Admin, Caller};
+use crate::admin::{Admin, Caller, Right};
 
 /// The path of the stream.
 pub(super) const PATH: &str = "/console/live";
@@ -82,7 +82,7 @@ impl OpenStream {
                 found.and_then(|(token, _)| access.caller_of(&token))
             }
         };
-        caller.is_some_and(|caller| Audience::of(&caller) == self.audience)
+        caller.is_some_and(|caller| caller.may(Right::Look).is_ok() && Audience::of(&caller) == self.audience)
     }
 }
 

@@ -12,6 +12,8 @@ use super::assets::{CSS, SCRIPT};
 use super::html::{self, Html, encode};
 use super::strip::Strip;
 use super::visitor::Visitor;
+use crate::admin::audit::AuditPlace;
+use crate::admin::keys::KeyChange;
 use crate::admin::{Admin, Refusal};
 
 /// Light, dark, or as the system says.
@@ -210,6 +212,18 @@ impl Page {
     }
 }
 
+/// The code of a change of a key, with the place of its audit line.
+pub(super) fn message_of(code: &str, change: &KeyChange) -> String {
+    let place = match change.audit() {
+        AuditPlace::Ledger => IN_LEDGER,
+        AuditPlace::Log => IN_LOG,
+    };
+    format!("{code}{place}")
+}
+
+const IN_LEDGER: &str = ":ledger";
+const IN_LOG: &str = ":log";
+
 /// What an action did, by the code in the address of the page after it. The address must not choose the words.
 fn message(code: &str) -> Option<String> {
     if let Some(number) = code.strip_prefix("discarded:").and_then(|number| number.parse::<u64>().ok()) {
@@ -217,8 +231,16 @@ fn message(code: &str) -> Option<String> {
         let number = html::count(number);
         return Some(format!("{number} {noun} {verb} discarded. Each can be restored until it is swept."));
     }
+    for (place, where_it_is) in [
+        (IN_LEDGER, "The audit log has an entry."),
+        (IN_LOG, "This server has no ledger: the audit line is in its own log."),
+    ] {
+        if let Some(code) = code.strip_suffix(place) {
+            return message(code).map(|text| format!("{text} {where_it_is}"));
+        }
+    }
     let text = match code {
-        "settled" => "Settled. Requests with this key get the answer below, and the audit log has an entry.",
+        "settled" => "Settled. Requests with this key get the answer below.",
         "settled-run" => "Settled: the effect did not happen. The next request with this key runs it.",
         "forgotten" => "Forgotten. The next request with this key runs the effect again.",
         "discarded" => "Discarded. It can be restored until it is swept.",

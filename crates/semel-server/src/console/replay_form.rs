@@ -16,6 +16,8 @@ use super::visitor::{Submission, Visitor};
 use crate::admin::audit::run_to_completion;
 use crate::admin::replays::{ReplayPlan, ReplayRequest, create_job, plan_job};
 use crate::admin::{Admin, Refusal};
+use crate::commands::screen::time_since;
+use crate::config::parse_duration;
 
 /// How many items of a plan are listed.
 const SHOWN: usize = 50;
@@ -47,16 +49,11 @@ struct ReplayForm {
     modes: Vec<(&'static str, &'static str)>,
     plan: Option<ReplayPlan>,
     problem: Option<String>,
-    command: &'static str,
+    command: String,
 }
 
-/// Choices for the time of the failures.
-const TIMES: [(&str, &str); 4] = [
-    ("", "at any time"),
-    ("1h", "in the last hour"),
-    ("24h", "in the last 24 hours"),
-    ("7d", "in the last 7 days"),
-];
+/// Suggestions for the time of the failures.
+const TIMES: [&str; 5] = ["1h", "24h", "7d", "today", "yesterday"];
 
 impl ReplayForm {
     fn is_chosen(&self, target: &str) -> bool {
@@ -118,6 +115,48 @@ impl ReplayFields {
         }
     }
 
+    fn letters(&self) -> Vec<String> {
+        self.ids.split([',', ' ', '\n', '\r']).filter(|id| !id.is_empty()).map(str::to_owned).collect()
+    }
+
+    /// The same replay on the command line.
+    fn command(&self) -> String {
+        let (ids, mut flags) = (self.letters(), String::new());
+        let mut add = |flag: &str, value: &str| {
+            if !value.is_empty() {
+                flags.push_str(&format!(" {flag} {}", html::shell(value)));
+            }
+        };
+        if !ids.is_empty() {
+            add("--dlq --id", &ids[0]);
+            ids.iter().skip(1).for_each(|id| add("--id", id));
+        } else if !self.event_id.is_empty() {
+            add("--event-id", &self.event_id);
+        } else {
+            add("--status", "failed");
+            for (flag, value) in [
+                ("--since", &self.since),
+                ("--limit", &self.limit),
+                ("--tenant", &self.tenant),
+                ("--signature", &self.signature),
+            ] {
+                add(flag, value);
+            }
+        }
+        if ids.is_empty() {
+            add("--targets", &self.targets.join(","));
+        }
+        for (flag, value, usual) in [
+            ("--mode", &self.mode, "resume"),
+            ("--canary", &self.canary, "1"),
+            ("--rate", &self.rate, ""),
+            ("--concurrency", &self.concurrency, ""),
+        ] {
+            add(flag, if value == usual { "" } else { value });
+        }
+        format!("{}{flags} --reason …", actions::START_REPLAY.command)
+    }
+
     /// The same request that the API takes.
     fn request(&self) -> Result<ReplayRequest, Refusal> {
         Ok(ReplayRequest {
@@ -131,12 +170,11 @@ impl ReplayFields {
     /// The same without the limits: a plan does not depend on them, and stays when one of them cannot be used.
     fn selection(&self) -> Result<ReplayRequest, Refusal> {
         let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
-        let ids: Vec<String> =
-            self.ids.split([',', ' ', '\n', '\r']).filter(|id| !id.is_empty()).map(str::to_owned).collect();
+        let ids = self.letters();
         Ok(ReplayRequest {
             status: some(&self.status).filter(|_| ids.is_empty() && self.event_id.is_empty()),
             limit: read_number("limit", &self.limit)?,
-            since: some(&self.since),
+            since: some(&self.since).map(|since| length_since(&since)).transpose()?,
             tenant: some(&self.tenant),
             signature: some(&self.signature),
             ids: Some(ids).filter(|ids| !ids.is_empty()),
@@ -150,6 +188,20 @@ impl ReplayFields {
             pause_above: None,
             dry_run: false,
         })
+    }
+}
+
+/// A length of time, or the time since a day or moment, as the command takes it too.
+fn length_since(text: &str) -> Result<String, Refusal> {
+    if parse_duration(text).is_some() {
+        return Ok(text.to_owned());
+    }
+    match time_since(text).filter(|age| !age.is_zero()) {
+        Some(age) => Ok(format!("{}s", age.as_secs().max(1))),
+        None => Err(Refusal::bad(format!(
+            "since: expected a time such as 24h, or a past day or moment in UTC such as yesterday, 2026-11-18 or \
+             2026-11-18T03:00:00Z, found {text:?}"
+        ))),
     }
 }
 
@@ -179,6 +231,7 @@ async fn page(
     problem: Option<String>,
 ) -> Result<Response, Refusal> {
     let targets = admin.pipeline()?.registry.current().names();
+    let command = fields.command();
     let mut problem = problem;
     let plan = match (has_selection, fields.selection()) {
         (false, _) => None,
@@ -205,7 +258,7 @@ async fn page(
         ],
         plan,
         problem,
-        command: actions::START_REPLAY.command,
+        command,
     }))
 }
 

@@ -359,7 +359,11 @@ async fn order_page(
         button: format!("{verb} this replay"),
         is_dangerous: kind == OrderKind::Cancel,
         back: format!("/replays/{id}"),
-        command: action.command.replace("ID", &id.to_string()),
+        command: match kind {
+            OrderKind::Pace => format!("{} … --concurrency … --reason …", action.command),
+            _ => format!("{} --reason …", action.command),
+        }
+        .replace("ID", &id.to_string()),
         problem: refused.map(|(_, refusal)| labelled(refusal)),
         reason: refused.map(|(form, _)| form.get("reason").to_owned()).unwrap_or_default(),
     }))

@@ -394,11 +394,15 @@ async fn cancel_page(
         button: format!("Cancel {number} {noun}"),
         is_dangerous: true,
         back: "/runs".to_owned(),
-        command: format!(
-            "{} {} --reason …",
-            actions::CANCEL_RUNS.command,
-            ids.first().map_or("", String::as_str)
-        ),
+        command: match ids {
+            [id] => format!("{} {id} --reason …", actions::CANCEL_RUNS.command),
+            // The command takes one run.
+            _ => format!(
+                "for run in {}; do {} \"$run\" --reason …; done",
+                ids.join(" "),
+                actions::CANCEL_RUNS.command
+            ),
+        },
         problem,
         reason: reason.to_owned(),
     }))

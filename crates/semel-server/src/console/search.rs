@@ -6,7 +6,7 @@ use std::time::Duration;
 use askama::Template;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse as _, Redirect, Response};
-use semel::key::KeyId;
+use semel::key::{Hint, KeyId};
 use semel_pipeline::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
 use serde::Deserialize;
 
@@ -45,8 +45,33 @@ struct SearchPage {
     next_part: Option<String>,
     /// The rest of the keys.
     next: Next,
-    /// The page that searches longer for a request.
-    longer: Option<String>,
+    story: StorySearch,
+    /// True if more was typed than is stored of a key.
+    is_long: bool,
+}
+
+/// What is known of a request with the id, with the address of its story.
+enum StorySearch {
+    /// Nothing has this id.
+    Nothing,
+    /// The search was stopped.
+    Stopped(String),
+    /// The story has not been searched for.
+    NotAsked(String),
+    /// There is a story.
+    Found(String),
+}
+
+impl SearchPage {
+    /// True if nothing is known to have this id although not all was searched.
+    fn is_unfinished(&self) -> bool {
+        self.searched.is_some() || matches!(self.story, StorySearch::Stopped(_))
+    }
+
+    /// True if there is something to say before the keys.
+    fn has_notes(&self) -> bool {
+        self.searched.is_some() || !matches!(self.story, StorySearch::Nothing)
+    }
 }
 
 /// The page of an id; `None` if its form names no kind.
@@ -84,16 +109,23 @@ pub(super) async fn search(
         }
         // The beginning of a key first: it is cheaper than the search for a request.
         let found = key_search::search(&admin, None, &asked, MOST, &progress).await?;
-        let story = format!("/story/{}", html::encode(&asked));
-        let mut longer = None;
-        if found.items.is_empty() && progress.is_first() && is_request_id(asked.as_bytes()) {
-            match tokio::time::timeout(PATIENCE, Story::tell(&admin, asked.clone())).await {
-                Ok(Ok(_)) => return Ok(Redirect::to(&story).into_response()),
-                Ok(Err(_)) => {}
-                Err(_) => longer = Some(story),
-            }
+        let path = format!("/story/{}", html::encode(&asked));
+        let is_request = is_request_id(asked.as_bytes());
+        let mut story = if is_request { StorySearch::NotAsked(path.clone()) } else { StorySearch::Nothing };
+        if progress.is_first() && is_request {
+            story = match tokio::time::timeout(PATIENCE, Story::tell(&admin, asked.clone())).await {
+                Ok(Ok(_)) if found.items.is_empty() => return Ok(Redirect::to(&path).into_response()),
+                Ok(Ok(_)) => StorySearch::Found(path),
+                Ok(Err(_)) => StorySearch::Nothing,
+                Err(_) => StorySearch::Stopped(path),
+            };
         }
-        if let ([only], None, true) = (found.items.as_slice(), found.next, progress.is_first()) {
+        // More characters than are stored can be those of another key, or of a request.
+        let is_long = asked.chars().count() > Hint::LENGTH;
+        if let ([only], None, true) = (found.items.as_slice(), found.next, progress.is_first())
+            && !is_long
+            && matches!(story, StorySearch::Nothing)
+        {
             return Ok(Redirect::to(&format!("/keys/{}", only.id)).into_response());
         }
         let next_part = found.next_part("/search", &[("q", asked.as_str())]);
@@ -115,7 +147,7 @@ pub(super) async fn search(
                 request,
             )
         });
-        Ok(show(&SearchPage { page, keys: keys.collect(), asked, searched, next_part, next, longer }))
+        Ok(show(&SearchPage { page, keys: keys.collect(), asked, searched, next_part, next, story, is_long }))
     })
     .await
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::{Path, State};
+use axum::http::StatusCode;
 use axum::response::Response;
 use semel::record::Phase;
 use semel::store::Snapshot;
@@ -13,13 +14,17 @@ use serde_json::{Map, Value};
 
 use super::actions;
 use super::html::{self, Html};
-use super::page::{Notice, Page, Section, answer, go, show};
+use super::page::{Notice, Page, Section, answer, go, message_of, show};
 use super::strip::Strip;
 use super::visitor::{Submission, Visitor};
 use crate::admin::audit::run_to_completion;
-use crate::admin::keys::{SettleRequest, find, preview_settlement, settle_key};
+use crate::admin::keys::{SettleRequest, check_fence, find, preview_settlement, settle_key};
 use crate::admin::records::{AnswerContent, phase_name};
 use crate::admin::{Admin, Refusal};
+
+/// What the form says if another attempt is in doubt than the one that it showed.
+const CHANGED: &str = "The key changed since it was shown: somebody settled it, and another attempt is in doubt now. Nothing was changed. \
+                       Ask the upstream about the attempt below.";
 
 /// The fields of the form.
 #[derive(Clone, Default)]
@@ -30,6 +35,8 @@ struct SettleFields {
     headers: String,
     body: String,
     reason: String,
+    /// The fence of the attempt that the form showed.
+    fence: Option<u64>,
 }
 
 #[derive(Template)]
@@ -37,6 +44,9 @@ struct SettleFields {
 struct SettlePage {
     page: Page,
     id: String,
+    /// The attempt that is shown: no other one is settled.
+    fence: u64,
+    attempt: u32,
     hint: String,
     request: String,
     request_id: String,
@@ -45,7 +55,7 @@ struct SettlePage {
     fields: SettleFields,
     preview: Option<Preview>,
     problem: Option<String>,
-    command: &'static str,
+    command: String,
 }
 
 /// What clients will get.
@@ -89,15 +99,17 @@ async fn page(
     Ok(show(&SettlePage {
         page: Page::new(admin, visitor, Section::Keys, "Settle a key").await,
         id: key.to_string(),
+        fence: snapshot.record.fence.get(),
+        attempt: snapshot.record.attempt,
         hint: html::hint(&snapshot.record.hint),
         request: format!("{method} {path}").trim().to_owned(),
         request_id: part(origin.and_then(|origin| origin.request_id())),
         claimed: html::when(snapshot.record.claimed_at),
         is_of_gateway: origin.is_some(),
+        command: fields.command(&key.to_string(), origin.is_some()),
         fields,
         preview,
         problem,
-        command: actions::SETTLE_KEY.command,
     }))
 }
 
@@ -137,8 +149,13 @@ pub(super) async fn settle(
             // Browsers send lines of a text area with a carriage return.
             body: form.get("body").replace("\r\n", "\n"),
             reason: form.get("reason").trim().to_owned(),
+            fence: form.get("fence").parse().ok(),
         };
         let (_, snapshot) = find(&admin.engine, &id).await?;
+        // A form without the attempt that it showed is of nobody's making: what it would settle is unknown.
+        if fields.fence.is_none() || check_fence(&snapshot, fields.fence).is_err() {
+            return page(&admin, &visitor, &id, fields, None, Some(CHANGED.to_owned())).await;
+        }
         let is_of_gateway = snapshot.record.hint.origin().is_some();
         let asked = match fields.request(is_of_gateway) {
             Ok(asked) => asked,
@@ -161,24 +178,48 @@ pub(super) async fn settle(
         }
         let message = if asked.run { "settled-run" } else { "settled" };
         let (own, caller, key) = (Arc::clone(&admin), visitor.caller.clone(), id.clone());
-        run_to_completion(async move { settle_key(&own, &caller, &key, asked).await }).await?;
+        let done = run_to_completion(async move { settle_key(&own, &caller, &key, asked).await }).await;
         Strip::forget(&admin).await;
-        Ok(go(&format!("/keys/{}", html::encode(&id)), message))
+        let message = match done {
+            Ok(change) => message_of(message, &change),
+            // Another attempt, or no longer in doubt: the page shows what is so now.
+            Err(refusal) if refusal.status() == StatusCode::CONFLICT => {
+                return page(&admin, &visitor, &id, fields, None, Some(CHANGED.to_owned())).await;
+            }
+            Err(refusal) => return Err(refusal),
+        };
+        Ok(go(&format!("/keys/{}", html::encode(&id)), &message))
     })
     .await
 }
 
 impl SettleFields {
+    /// The same settlement on the command line.
+    fn command(&self, id: &str, is_of_gateway: bool) -> String {
+        let outcome = match self.happened.as_str() {
+            "run" => "--run".to_owned(),
+            "done" if is_of_gateway => match self.answer() {
+                Ok(answer) => format!("--outcome {}", html::shell(&answer)),
+                Err(_) => "--outcome …".to_owned(),
+            },
+            "done" if !self.body.trim().is_empty() => format!("--outcome {}", html::shell(self.body.trim())),
+            "done" => "--outcome …".to_owned(),
+            // Nothing is chosen yet.
+            _ => "--run (or --outcome …)".to_owned(),
+        };
+        format!("{} {id} {outcome} --reason …", actions::SETTLE_KEY.command)
+    }
+
     /// The same request that the API takes.
     fn request(&self, is_of_gateway: bool) -> Result<SettleRequest, String> {
-        let reason = self.reason.clone();
+        let (reason, fence) = (self.reason.clone(), self.fence);
         match self.happened.as_str() {
-            "run" => Ok(SettleRequest { reason, run: true, outcome: None }),
+            "run" => Ok(SettleRequest { reason, run: true, outcome: None, fence }),
             "done" => {
                 let outcome = if is_of_gateway { self.answer()? } else { self.body.trim().to_owned() };
                 let outcome = RawValue::from_string(outcome)
                     .map_err(|error| format!("The outcome is not JSON: {error}."))?;
-                Ok(SettleRequest { reason, run: false, outcome: Some(outcome) })
+                Ok(SettleRequest { reason, run: false, outcome: Some(outcome), fence })
             }
             _ => Err("Say whether the effect happened.".to_owned()),
         }
@@ -225,6 +266,7 @@ mod tests {
             headers: "Location: /charges/1\n\n".into(),
             body: r#"{"big": 12345678901234567890123}"#.into(),
             reason: "asked the bank".into(),
+            fence: Some(7),
         };
         let given = |fields: &SettleFields| -> Value {
             serde_json::from_str(fields.request(true).unwrap().outcome.unwrap().get()).unwrap()

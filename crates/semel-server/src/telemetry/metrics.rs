@@ -21,12 +21,14 @@ mod deliveries;
 mod histogram;
 mod intake;
 mod process;
+mod recent;
 mod text;
 
 use self::definitions::{self as metric, Metric};
 pub(crate) use self::deliveries::Deliveries;
 use self::histogram::Histogram;
 pub(crate) use self::histogram::{BUCKETS, percentile};
+pub(crate) use self::recent::AttemptCounts;
 use self::text::MetricsText;
 
 /// Counters of one server.

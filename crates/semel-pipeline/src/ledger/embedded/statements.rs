@@ -331,6 +331,19 @@ pub(super) const STATEMENTS: Statements = Statements {
     next_items: "SELECT position, delivery, letter, kind, event, target, state, new_event, error
         FROM ledger_item INDEXED BY ledger_items_pending
         WHERE job = $1 AND state = 'pending' ORDER BY position LIMIT $2",
+    // What is in progress comes before what was not released.
+    unfinished_targets: "SELECT DISTINCT target FROM (
+            SELECT target, state FROM (
+                SELECT target, state FROM ledger_item INDEXED BY ledger_items_pending
+                WHERE job = $1 AND state = 'pending' ORDER BY position LIMIT 1000)
+            UNION ALL
+            SELECT target, state FROM (
+                SELECT target, state FROM ledger_item
+                WHERE job = $1 AND position < coalesce((
+                    SELECT min(position) FROM ledger_item INDEXED BY ledger_items_pending
+                    WHERE job = $1 AND state = 'pending'), 9223372036854775807)
+                ORDER BY position DESC LIMIT 8192)
+        ) WHERE state IN ('pending', 'released') ORDER BY target",
     hold_items: "SELECT id, state FROM ledger_delivery WHERE id IN (SELECT unhex(value) FROM json_each($1))",
     hold_letters: "SELECT id, status FROM ledger_dead_letter WHERE id IN (SELECT unhex(value) FROM json_each($1))",
 };

@@ -302,6 +302,10 @@ pub(super) const STATEMENTS: Statements = Statements {
           AND NOT EXISTS (SELECT FROM ledger_item AS i WHERE i.job = j.id AND i.state = 'released')",
     next_items: "SELECT i.position, i.delivery, i.letter, i.kind, i.event, i.target, i.state, i.new_event, i.error \
         FROM ledger_item AS i WHERE i.job = $1 AND i.state = 'pending' ORDER BY i.position LIMIT $2",
+    unfinished_targets: "SELECT DISTINCT i.target FROM ( \
+            (SELECT target FROM ledger_item WHERE job = $1 AND state = 'pending' ORDER BY position LIMIT 1000) \
+            UNION ALL (SELECT target FROM ledger_item WHERE job = $1 AND state = 'released' LIMIT 8192) \
+        ) AS i ORDER BY i.target",
     // Their events are not swept meanwhile.
     hold_items: "SELECT d.id, d.state FROM ledger_delivery AS d JOIN ledger_event AS e ON e.id = d.event \
         WHERE d.id = ANY($1) ORDER BY d.id FOR UPDATE OF d FOR KEY SHARE OF e",

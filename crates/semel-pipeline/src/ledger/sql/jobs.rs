@@ -50,6 +50,14 @@ pub(crate) fn seen_in(job: JobState, item: ItemState) -> ItemState {
     }
 }
 
+/// Targets of the items that have not ended.
+pub(crate) async fn unfinished_targets<D: Database>(db: &mut D, id: JobId) -> Result<Vec<String>, D::Fault> {
+    if job(db, id).await?.state.is_over() {
+        return Ok(Vec::new());
+    }
+    db.rows(D::SQL.unfinished_targets, &[id.to_bytes().into()]).await
+}
+
 /// A job that must be there; nobody else changes it until the transaction ends.
 pub(crate) async fn hold<D: Database>(db: &mut D, id: JobId) -> Result<JobRecord, D::Fault> {
     if db.first::<()>(D::SQL.hold_job, &[id.to_bytes().into()]).await?.is_none() {

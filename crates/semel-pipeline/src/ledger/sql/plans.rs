@@ -143,6 +143,7 @@ pub(crate) fn others<D: Database>() -> Vec<PlannedStatement> {
         statement("replay jobs", D::SQL.jobs, page(vec![])),
         statement("a replay job", D::SQL.job, vec![JOB.into()]),
         statement("items of a job", super::ITEMS, vec![Value::Integer(-1), (ITEMS + 1).into(), JOB.into()]),
+        statement("targets of a job", D::SQL.unfinished_targets, vec![JOB.into()]),
         statement("states of events", D::SQL.states_of, vec![ids()]),
         statement("deliveries of an event", D::SQL.deliveries_of, vec![id()]),
         statement("a delivery", D::SQL.delivery, vec![id()]),

@@ -88,6 +88,7 @@ macro_rules! sql_ledger {
                     Read: job(id: JobId) -> Option<JobRecord> = jobs::find[*id];
                     Read: jobs(page: Page) -> Paged<JobRecord> = jobs::jobs[page];
                     Read: items(job: JobId, page: Page) -> Paged<JobItem> = jobs::items[*job, page];
+                    Read: unfinished_targets(job: JobId) -> Vec<String> = jobs::unfinished_targets[*job];
                     Read: running() -> Vec<JobId> = jobs::running[];
                     Transaction: order(job: JobId, order: JobOrder, note: String, line: AuditLine) -> JobRecord
                         = jobs::order[*job, *order, note, line];

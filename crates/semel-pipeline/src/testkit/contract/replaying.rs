@@ -64,6 +64,35 @@ pub async fn a_plan_says_what_would_happen(context: &LedgerContext) {
     assert_eq!(actions(context, letters, ReplayMode::ReExecute).await, [(delivery, ReplayAction::Run)]);
 }
 
+/// Of what is in progress and of what is not released; not of what has ended.
+pub async fn a_job_names_the_targets_it_still_sends_to(context: &LedgerContext) {
+    const OTHER: &str = "other";
+    let unfinished =
+        async |job: JobId| context.ledger().unfinished_targets(job).await.expect("it can be read");
+    let mut letters = Vec::new();
+    for target in [TARGET, OTHER] {
+        context.accept(event(target)).await;
+        let held = context.take_for(&[target], 1).await.remove(0).holding;
+        letters.push(context.bury(held).await.1);
+    }
+    let all = vec![TARGET.to_owned(), OTHER.to_owned()];
+    let mut sorted = all.clone();
+    sorted.sort_unstable();
+    let job = new_job(Selection::Letters(letters), ReplayMode::Resume);
+    let id = context.ledger().create(job, all).await.expect("a job can be made").new.id;
+    assert_eq!(unfinished(id).await, sorted, "nothing is released");
+    context.ledger().release(id, 1).await.expect("it is released");
+    assert_eq!(unfinished(id).await, sorted, "one is in progress");
+    let held = context.take_one().await.holding;
+    context.settle(held, Settle::Done(fine())).await;
+    assert_eq!(unfinished(id).await, [OTHER], "the other one has ended");
+    context.release(id).await;
+    assert_eq!(unfinished(id).await, [OTHER], "it is in progress");
+    let held = context.take_for(&[OTHER], 1).await.remove(0).holding;
+    context.settle(held, Settle::Done(fine())).await;
+    assert_eq!(unfinished(id).await, [""; 0], "the job is done");
+}
+
 /// By status, by dead letter, by event and targets.
 pub async fn a_selection_means_what_it_says(context: &LedgerContext) {
     let mut dead: Vec<DeliveryId> = Vec::new();

@@ -46,6 +46,18 @@ pub(super) enum DrillNeeds {
     OwnBoth,
 }
 
+impl DrillNeeds {
+    /// True if the drill uses a Redis server that the user names.
+    pub(super) fn uses_named_redis(self) -> bool {
+        matches!(self, Self::Redis | Self::Several)
+    }
+
+    /// True if the drill uses a PostgreSQL database that the user names.
+    pub(super) fn uses_named_postgres(self) -> bool {
+        self != Self::OwnBoth
+    }
+}
+
 /// Why a drill was skipped.
 #[derive(Debug)]
 pub(in crate::commands) struct Skipped(pub(in crate::commands) &'static str);
@@ -90,7 +102,7 @@ impl DrillEnvironment {
         if let Some(redis) = redis.as_ref().filter(|redis| redis.is_foreign()) {
             watchdog.redis(&redis.url, &redis.prefix)?;
         }
-        let named = match args.postgres.as_deref().filter(|_| needs != DrillNeeds::OwnBoth) {
+        let named = match args.postgres.as_deref().filter(|_| needs.uses_named_postgres()) {
             Some(url) => {
                 let named = DrillPostgres::named(url, DrillPostgres::new_schema());
                 watchdog.postgres(&named.url, &named.schema)?;

@@ -1,8 +1,13 @@
 //! A PostgreSQL database for a drill, so that several processes share a ledger: an existing one, or a server started for the drill.
 
+use std::time::Duration;
+
 use anyhow::Context as _;
 use semel::store::sqlx::{self, Connection as _, PgConnection, Row as _};
 use semel_testbed::Postgres;
+
+/// How long a database may take to accept a connection.
+const CONNECT: Duration = Duration::from_secs(5);
 
 /// A PostgreSQL database.
 pub(in crate::commands) struct DrillPostgres {
@@ -17,6 +22,14 @@ impl DrillPostgres {
     /// A schema of the database at `url`.
     pub(in crate::commands) fn named(url: &str, schema: String) -> Self {
         Self { url: url.to_owned(), schema, own: None }
+    }
+
+    /// An error unless the database at `url` answers.
+    pub(super) async fn check(url: &str) -> anyhow::Result<()> {
+        let connecting = PgConnection::connect(url);
+        let connected = tokio::time::timeout(CONNECT, connecting).await;
+        let connection = connected.with_context(|| format!("no answer within {} s", CONNECT.as_secs()))??;
+        Ok(connection.close().await?)
     }
 
     /// A name for a new schema.

@@ -6,7 +6,7 @@ use semel::secret::Secret;
 use semel::store::transfer::TransferStore;
 
 use crate::cli::ServeArgs;
-use crate::config::{Config, Loss, PROCESS, Records, StoreUrl};
+use crate::config::{Config, EXPECTED_STORES, Loss, PROCESS, Records, StoreUrl};
 use crate::misused::Misused;
 use crate::store;
 
@@ -20,6 +20,9 @@ impl StorePlace {
     /// Reads a URL or a config file. A config file also says which secret the servers have, and what they do after a
     /// loss of data. For a URL the safe choice counts.
     pub(super) fn read(text: &str) -> anyhow::Result<Self> {
+        if is_url(text) && !is_store(text) {
+            return Err(Misused::new(format!("{}: {EXPECTED_STORES}", shown(text))).into());
+        }
         let args = match is_url(text) {
             true => ServeArgs { store: Some(text.to_owned()), ..ServeArgs::default() },
             false => ServeArgs { config: Some(text.into()), ..ServeArgs::default() },
@@ -54,15 +57,20 @@ impl StorePlace {
     }
 }
 
-/// True for a URL. Every other text is a path.
+/// True for a URL, also one of no store: it may have a password. Every other text is a path.
 fn is_url(text: &str) -> bool {
+    text.contains("://") || is_store(text)
+}
+
+/// True for the URL of a store.
+fn is_store(text: &str) -> bool {
     let scheme = text.split_once(':').map_or("", |(scheme, _)| scheme);
     matches!(scheme, "memory" | "embedded" | "unix" | "postgres" | "postgresql")
         || scheme.starts_with("redis")
 }
 
 /// The text as an error may show it: without a password.
-pub(super) fn shown(text: &str) -> String {
+pub(in crate::commands) fn shown(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
     let (place, parameters) = match rest.split_once('?') {
         // Either may be part of a password.
@@ -104,6 +112,10 @@ mod tests {
     fn urls_and_files_are_told_apart_and_passwords_are_not_shown() {
         for url in ["embedded:./data", "redis://h", "rediss-cluster://h", "postgres://u:p@h/db", "memory:"] {
             assert!(is_url(url), "{url}");
+        }
+        // A misspelt one is not read as a file, whose path an error would show.
+        for url in ["postgress://u:p@h/db", "mysql://h"] {
+            assert!(is_url(url) && !is_store(url), "{url}");
         }
         for file in ["semel.toml", "./old.toml", "/etc/semel/new.toml"] {
             assert!(!is_url(file), "{file}");

@@ -10,9 +10,11 @@ use semel_pipeline::delivery::AttemptClass;
 use semel_pipeline::ledger::{TargetPause, Totals};
 use semel_pipeline::letter::Status;
 use semel_pipeline::worker::{Attempted, DeliveryObserver};
+use tokio::time::Instant;
 
 use super::definitions as metric;
 use super::histogram::Histogram;
+use super::recent::{AttemptCounts, RecentAttempts};
 use super::text::MetricsText;
 use crate::pipeline::Pipeline;
 
@@ -30,6 +32,7 @@ pub(crate) struct Deliveries {
 struct OfTarget {
     classes: [AtomicU64; AttemptClass::ALL.len()],
     took: Histogram,
+    recent: Mutex<RecentAttempts>,
 }
 
 impl Deliveries {
@@ -50,6 +53,12 @@ impl Deliveries {
             AttemptClass::ALL.into_iter().zip(counts).collect()
         };
         self.targets.read().iter().map(|(target, counted)| (target.clone(), counts(counted))).collect()
+    }
+
+    /// The attempts of this process for a target that were sent in the last minutes, [`RECENT_MINUTES`] at most.
+    pub(crate) fn recent(&self, target: &str) -> AttemptCounts {
+        let known = self.targets.read().get(target).map(Arc::clone);
+        known.map_or_else(AttemptCounts::default, |counted| counted.recent.lock().counts(Instant::now()))
     }
 
     /// Stores the pauses of the ledger.
@@ -112,6 +121,7 @@ impl DeliveryObserver for Deliveries {
         }
         if attempted.took > Duration::ZERO {
             counted.took.add(attempted.took);
+            counted.recent.lock().add(class, Instant::now());
         }
     }
 }
