@@ -199,11 +199,34 @@ impl Person {
         rest.split_once('"').unwrap().0.to_owned()
     }
 
-    /// Submits a form of a page.
+    /// Submits the form at its own address, with the hidden fields that it has now.
+    fn submit_form(&self, path: &str, fields: &[(&str, &str)]) -> Answer {
+        let page = self.get(path).text();
+        let hidden = hidden_fields(&page, path);
+        let hidden = hidden.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let hidden = hidden.filter(|(name, _)| fields.iter().all(|(given, _)| given != name));
+        self.http.post(path, &encoded(&hidden.chain(fields.iter().copied()).collect::<Vec<_>>()))
+    }
+
+    /// Submits a form with the token of a page, and with these fields alone.
     fn submit(&self, page: &str, path: &str, fields: &[(&str, &str)]) -> Answer {
         let token = self.form_token(page);
         self.http.post(path, &encoded(&[fields, &[("form_token", &token)]].concat()))
     }
+}
+
+/// The hidden fields of the form that is submitted to this path.
+fn hidden_fields(page: &str, path: &str) -> Vec<(String, String)> {
+    let (_, form) = page
+        .split_once(&format!("action=\"{path}\">"))
+        .unwrap_or_else(|| panic!("a form that is submitted to {path} in {page}"));
+    let form = form.split_once("</form>").unwrap().0;
+    let fields = form.split("<input type=\"hidden\" name=\"").skip(1);
+    let field = |text: &str| {
+        let (name, rest) = text.split_once("\" value=\"").unwrap();
+        (name.to_owned(), rest.split_once('"').unwrap().0.to_owned())
+    };
+    fields.map(field).collect()
 }
 
 fn encoded(fields: &[(&str, &str)]) -> String {

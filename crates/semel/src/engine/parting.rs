@@ -127,8 +127,8 @@ impl EngineInner {
             let grant = match answered {
                 Ok(Ruling::Won(win)) => Some(win.grant),
                 Ok(Ruling::InDoubt) => {
-                    let found = inner.background.before(|| give_up, inner.in_doubt_of(&tenure, &claim)).await;
-                    found.flatten()
+                    let look_up = inner.in_doubt_of(&tenure, &claim, give_up);
+                    inner.background.before(|| give_up, look_up).await.flatten()
                 }
                 Ok(_) | Err(_) => None,
             };
@@ -140,9 +140,27 @@ impl EngineInner {
     }
 
     /// The grant under which a key is in doubt, if it is the grant of `claim`: its lease expired before it was given
-    /// back.
-    async fn in_doubt_of(&self, tenure: &ClaimWrites, claim: &record::NewClaim) -> Option<Grant> {
-        let snapshot = self.store.get(tenure.subject.id).await.ok()??;
+    /// back. Asked until the store answers: the effect did not run, and nobody else can know that.
+    async fn in_doubt_of(
+        &self,
+        tenure: &ClaimWrites,
+        claim: &record::NewClaim,
+        give_up: Instant,
+    ) -> Option<Grant> {
+        let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT);
+        let snapshot = loop {
+            match self.store.get(tenure.subject.id).await {
+                Ok(found) => break found?,
+                Err(error) => {
+                    self.events.emit(&tenure.subject, &Event::StoreFailed { error: &error });
+                    let wait = backoff.next_wait();
+                    if !error.is_retryable() || instant() + wait >= give_up {
+                        return None;
+                    }
+                    Box::pin(self.background.sleep_until(instant() + wait)).await;
+                }
+            }
+        };
         let record = &snapshot.record;
         (record.owner == claim.owner).then(|| Grant::from_parts(record.owner, record.fence))
     }

@@ -56,7 +56,10 @@ fn every_action_works_and_is_in_the_audit_log() {
     let person = Person::log_in(&world, "admin");
     let api = world.api();
     let submit = |path: &str, fields: &[(&str, &str)]| {
-        let answer = person.submit("/", path, fields);
+        let answer = match path.ends_with("/settle") || path.ends_with("/forget") {
+            true => person.submit_form(path, fields),
+            false => person.submit("/", path, fields),
+        };
         assert_eq!(answer.status, 303, "{path}: {}", answer.text());
         let to = answer.header("location").unwrap().to_owned();
         assert_eq!(person.get(&to).status, 200, "{path} leads to {to}");
@@ -73,7 +76,7 @@ fn every_action_works_and_is_in_the_audit_log() {
         ("body", "{\"id\": \"ch_9\"}"),
         ("reason", "asked the bank"),
     ];
-    let preview = person.submit("/", &settle, &fields);
+    let preview = person.submit_form(&settle, &fields);
     assert!(preview.status == 200 && preview.text().contains("nothing is changed yet"), "{}", preview.text());
     let phase = |id: &str| api.get(&format!("/v1/keys/{id}")).expect(200)["phase"].clone();
     assert_eq!(phase(&filled.doubt), "in_doubt");
@@ -213,10 +216,70 @@ fn an_action_needs_a_reason() {
         ("/runs/cancel".to_owned(), vec![("id", filled.run.as_str())]),
         (format!("/keys/{}/settle", filled.doubt), vec![("happened", "run"), ("step", "settle")]),
     ] {
-        let answer = person.submit("/", &path, &fields);
-        assert!(answer.status != 303 && answer.text().contains("reason"), "{path}: {}", answer.text());
+        let answer = match path.starts_with("/keys/") {
+            true => person.submit_form(&path, &fields),
+            false => person.submit("/", &path, &fields),
+        };
+        assert!(answer.status != 303 && answer.text().contains("reason: "), "{path}: {}", answer.text());
     }
     assert_eq!(world.api().get("/v1/audit").expect(200)["items"].as_array().unwrap().len(), 0);
+}
+
+// Two people have the same form open, and the first one settles the key: the attempt of a retry is not what the second one saw.
+#[test]
+fn a_form_settles_and_forgets_only_the_attempt_that_it_showed() {
+    let world = World::start(Tokens::None);
+    let filled = world.fill();
+    let person = Person::local(&world);
+    let key = || world.api().get(&format!("/v1/keys/{}", filled.doubt)).expect(200);
+    let (settle, forget) =
+        (format!("/keys/{}/settle", filled.doubt), format!("/keys/{}/forget", filled.doubt));
+    let [seen_settling, seen_forgetting] =
+        [&settle, &forget].map(|path| super::hidden_fields(&person.get(path).text(), path));
+    let first = key()["fence"].as_u64().unwrap();
+    let ours = [("happened", "run"), ("reason", "asked the bank")];
+    assert_eq!(person.submit_form(&settle, &[&ours[..], &[("step", "settle")]].concat()).status, 303);
+    // The retry is in doubt again.
+    let number = key()["request"]["path"].as_str().unwrap().trim_start_matches("/lost/").to_owned();
+    let retry = world.client(&format!("lost-{number}"), "retry");
+    assert!(retry.post(&format!("/lost/{number}"), "{}").status >= 500);
+    wait::until("it is in doubt again", PATIENCE, || key()["phase"] == "in_doubt").unwrap();
+    let second = key()["fence"].as_u64().unwrap();
+    assert!(second > first);
+
+    let as_seen = |seen: &[(String, String)], path: &str, fields: &[(&str, &str)]| {
+        let seen = seen.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        person.http.post(path, &super::encoded(&seen.chain(fields.iter().copied()).collect::<Vec<_>>()))
+    };
+    let done = [("happened", "done"), ("status", "201"), ("reason", "the first one"), ("step", "settle")];
+    let refused = as_seen(&seen_settling, &settle, &done);
+    assert!(
+        refused.status == 200 && refused.text().contains("The key changed since it was shown"),
+        "{}",
+        refused.text()
+    );
+    let refused = as_seen(&seen_forgetting, &forget, &[("reason", "test"), ("force", "yes")]);
+    assert!(
+        refused.status == 200 && refused.text().contains("The key changed since it was shown"),
+        "{}",
+        refused.text()
+    );
+    // A form that names no attempt was not shown by anybody.
+    let refused = person.submit("/", &settle, &done);
+    assert!(refused.text().contains("The key changed since it was shown"), "{}", refused.text());
+    assert_eq!((key()["phase"].as_str(), key()["fence"].as_u64()), (Some("in_doubt"), Some(second)));
+    // The API and the command line have the same check.
+    let api = |action: &str, body: serde_json::Value| {
+        world.api().post(&format!("/v1/keys/{}/{action}", filled.doubt), &body.to_string())
+    };
+    let asked = json!({ "run": true, "reason": "r", "fence": first });
+    assert_eq!(api("settle", asked).expect(409)["code"], "stale");
+    let asked = json!({ "force": true, "reason": "r", "fence": first });
+    assert_eq!(api("forget", asked).expect(409)["code"], "stale");
+    assert_eq!(key()["fence"], second);
+    // What the second form shows now is settled.
+    assert_eq!(person.submit_form(&settle, &done).status, 303);
+    assert_eq!(key()["phase"], "done");
 }
 
 // What is discarded is what the form showed, not what matches by then; and only where the filter can apply.
@@ -373,4 +436,71 @@ fn an_edited_copy_keeps_every_character() {
     let copy = made.header("location").unwrap().split('?').next().unwrap().to_owned();
     let copy = world.api().get(&format!("/v1{copy}")).expect(200);
     assert_eq!(copy["payload"], json!({ "name": name, "order": 2 }), "{copy:#}");
+}
+
+/// The command that is shown beside the form of a page, with a reason.
+fn command_beside(person: &Person, path: &str) -> String {
+    let page = person.get(path).text();
+    let (_, rest) = page.split_once("<p class=\"command\">").unwrap_or_else(|| panic!("{path}: {page}"));
+    let (_, rest) = rest.split_once("<code>").unwrap();
+    let command = rest.split_once("</code>").unwrap().0;
+    let command =
+        command.replace("&#34;", "\"").replace("&#39;", "'").replace("&quot;", "\"").replace("&amp;", "&");
+    let command = command.replace("--reason …", "--reason 'as the console says'");
+    assert!(!command.contains('…'), "{path}: {command}");
+    command
+}
+
+// Whoever copies the command does what the form does.
+#[test]
+fn the_command_beside_a_form_does_the_same() {
+    let world = World::start(Tokens::None);
+    let filled = world.fill();
+    let person = Person::local(&world);
+    world.warehouse.answer_with(200);
+    // As a person's shell reads it.
+    let copied = |path: &str| {
+        let command = command_beside(&person, path);
+        let binary = semel();
+        let script = format!("semel() {{ \"$BINARY\" \"$@\"; }}\n{command}");
+        let mut shell = std::process::Command::new("sh");
+        shell
+            .args(["-c", &script])
+            .env("BINARY", binary.get_program())
+            .env("SEMEL_ADMIN", world.semel.admin_url());
+        let output = shell.output().unwrap();
+        assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let api = world.api();
+    let letter = |form: &str| format!("/dead-letters/{}/{form}", filled.letter);
+    let status = || api.get(&format!("/v1/dead-letters/{}", filled.letter)).expect(200)["status"].clone();
+    copied(&letter("discard"));
+    assert_eq!(status(), "discarded");
+    copied(&letter("restore"));
+    assert_eq!(status(), "pending");
+    let paused = || api.get("/v1/targets").expect(200)["items"][1]["paused"].clone();
+    copied("/targets/warehouse/pause");
+    assert_eq!(paused()["reason"], "as the console says");
+    copied("/targets/warehouse/resume");
+    assert!(paused().is_null());
+    copied(&format!("/keys/{}/forget", filled.done));
+    assert_eq!(api.get(&format!("/v1/keys/{}", filled.done)).expect(200)["phase"], "vacant");
+    let runs = api.get("/v1/runs").expect(200)["items"].clone();
+    let ids: Vec<&str> = runs.as_array().unwrap().iter().map(|run| run["id"].as_str().unwrap()).collect();
+    let [one, other] = ids[..] else { panic!("two runs in {runs:#}") };
+    copied(&format!("/runs/cancel?id={one}&id={other}"));
+    for id in [one, other] {
+        assert_eq!(api.get(&format!("/v1/runs/{id}")).expect(200)["status"], "cancelled");
+    }
+    copied("/replays/new?status=failed&targets=warehouse&limit=2");
+    assert_eq!(world.warehouse.effects().len(), 2, "the limit of the form");
+    copied(&format!("/replays/new?ids={}", filled.letter));
+    let job =
+        api.post("/v1/replays", r#"{"status": "failed", "rate": 0.1, "canary": 0, "reason": "slowly"}"#);
+    let job = job.expect(201)["id"].as_str().unwrap().to_owned();
+    let state = || api.get(&format!("/v1/replays/{job}")).expect(200)["state"].clone();
+    copied(&format!("/replays/{job}/pause"));
+    assert_eq!(state(), "paused");
+    copied(&format!("/replays/{job}/cancel"));
+    assert_eq!(state(), "cancelled");
 }

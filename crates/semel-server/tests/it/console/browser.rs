@@ -32,6 +32,7 @@ fn pages(world: &World) -> Vec<Value> {
         page("story", "/story/second"),
         page("story-of-event", &format!("/story/{}", filled.event)),
         page("story-ask", "/story"),
+        page("login", "/login"),
         page("search", "/search?q=lost-"),
         page("nothing-found", "/search?q=zzz-nothing"),
         page("dead-letters", "/dead-letters"),
@@ -39,14 +40,21 @@ fn pages(world: &World) -> Vec<Value> {
         page("letter", &format!("/dead-letters/{}?payload=show", filled.letter)),
         page("edit", &format!("/dead-letters/{}/edit", filled.letter)),
         page("discard", "/dead-letters/discard?target=warehouse&status=pending"),
+        page("discard-one", &format!("/dead-letters/{}/discard", filled.letter)),
+        page("restore", &format!("/dead-letters/{}/restore", filled.letter)),
         page("replays", "/replays"),
         page("replay-new", "/replays/new?status=failed&targets=warehouse"),
         page("replay", &job),
         page("pace", &format!("{job}/pace")),
+        page("pause-replay", &format!("{job}/pause")),
+        page("resume-replay", &format!("{job}/resume")),
+        page("cancel-replay", &format!("{job}/cancel")),
         page("targets", "/targets"),
         page("target", "/targets/warehouse"),
         page("paused", "/targets/billing"),
         page("resume", "/targets/billing/resume"),
+        page("pause", "/targets/warehouse/pause"),
+        page("retry", "/targets/warehouse/retry"),
         page("delivery", &format!("/deliveries/{}", filled.delivery)),
         page("events", "/events"),
         page("event", &format!("/events/{}", filled.event)),
@@ -60,6 +68,41 @@ fn pages(world: &World) -> Vec<Value> {
     ]
 }
 
+/// The addresses of the console's pages, read from its router: a new page is judged too.
+fn routes() -> Vec<String> {
+    let source = include_str!("../../../src/console.rs");
+    let router = source.split_once("Router::new()").unwrap().1.split_once(".layer(").unwrap().0;
+    let actions = super::actions::listed();
+    let path_of = |name: &str| {
+        let at = include_str!("../../../src/console/actions.rs");
+        let (_, rest) =
+            at.split_once(&format!("\n    {name}: \"")).unwrap_or_else(|| panic!("the action {name}"));
+        let path = rest.split_once('"').unwrap().0;
+        assert!(actions.iter().any(|action| action.path == path));
+        path.to_owned()
+    };
+    let mut routes = Vec::new();
+    for route in router.split(".route(").skip(1) {
+        let (path, handlers) = route.trim().split_once(',').unwrap();
+        let is_page = handlers.trim_start().starts_with("get(") && !path.starts_with("live::");
+        if is_page && !path.contains("/assets/") {
+            routes.push(match path.strip_prefix("actions::") {
+                Some(name) => path_of(name.trim_end_matches(".path")),
+                None => path.trim_matches('"').to_owned(),
+            });
+        }
+    }
+    assert!(routes.len() > 30, "the router is read: {routes:?}");
+    routes
+}
+
+/// True if the path has the form of the route: each segment is the same, or a parameter.
+fn is_at(path: &str, route: &str) -> bool {
+    let path = path.split('?').next().unwrap();
+    let (path, route): (Vec<&str>, Vec<&str>) = (path.split('/').collect(), route.split('/').collect());
+    path.len() == route.len() && path.iter().zip(&route).all(|(one, of)| of.starts_with('{') || one == of)
+}
+
 fn none(found: &Value, what: &str) {
     assert_eq!(found[what], json!([]), "{what}");
 }
@@ -68,6 +111,10 @@ fn none(found: &Value, what: &str) {
 fn every_page_is_readable_in_light_dark_and_on_a_phone() {
     let world = World::start(Tokens::None);
     let pages = pages(&world);
+    for route in routes() {
+        let is_judged = pages.iter().any(|page| is_at(page["path"].as_str().unwrap(), &route));
+        assert!(is_judged, "the page at {route} is in the list of pages");
+    }
     let found = browse(&json!({ "url": world.semel.admin_url(), "out": screenshots(), "pages": pages }));
     for what in ["violations", "wide", "dialogs", "missing"] {
         none(&found, what);

@@ -335,3 +335,116 @@ fn a_phone_shows_the_current_entry() {
     ]);
     browse(&json!({ "url": world.semel.admin_url(), "variants": ["phone"], "steps": steps }));
 }
+
+// The rest of the actions, click by click, on a phone.
+#[test]
+fn discard_restore_resume_retry_and_cancel_work_on_a_phone() {
+    let crm = crate::kit::Sink::start();
+    crm.answer_with(503);
+    let more = format!(
+        "[[target]]\nname = \"crm\"\nurl = \"{}\"\nevents = [\"crm.*\"]\nretry = {{ max_attempts = 1 }}\nschedule = [\"1h\"]\n\
+         breaker = {{ failure_calls = 1000 }}\n",
+        crm.url()
+    );
+    let world = World::with_config(Tokens::None, &more);
+    let filled = world.fill();
+    let api = world.api();
+    let lead = r#"{"type": "crm.lead", "dedupe_key": "lead-1", "payload": {}}"#;
+    api.post("/v1/events", lead).expect(201);
+    let waits = || {
+        let waiting = api.get("/v1/deliveries?state=retry_wait").expect(200);
+        waiting["items"].as_array().unwrap().len() == 1
+    };
+    wait::until("it waits for its next round", PATIENCE, waits).unwrap();
+    crm.answer_with(200);
+    let job = r#"{"status": "failed", "targets": ["warehouse"], "rate": 0.1, "reason": "slowly"}"#;
+    let job = api.post("/v1/replays", job).expect(201)["id"].as_str().unwrap().to_owned();
+    api.post(&format!("/v1/replays/{job}/pause"), r#"{"reason": "wait"}"#).expect(200);
+    let runs = api.get("/v1/runs").expect(200)["items"].clone();
+    let delayed: Vec<&str> = runs
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|run| run["status"] != "done" && run["target"] == "billing")
+        .map(|run| run["id"].as_str().unwrap())
+        .collect();
+    assert_eq!(delayed.len(), 2, "{runs:#}");
+    let letter = api.get("/v1/dead-letters?status=pending").expect(200)["items"].clone();
+    let letter =
+        letter.as_array().unwrap().last().map_or(filled.letter.as_str(), |one| one["id"].as_str().unwrap());
+    let steps = json!([
+        ["goto", format!("/dead-letters/{letter}")],
+        ["click", "Discard…"],
+        ["fill", "Reason", "test data"],
+        ["click", "Discard 1 dead letter"],
+        ["expect", "Discarded. It can be restored"],
+        ["click", "Restore…"],
+        ["fill", "Reason", "needed after all"],
+        ["click", "Restore 1 dead letter"],
+        ["expect", "Restored: the dead letter is pending again."],
+        ["goto", format!("/replays/{job}")],
+        ["click", "Resume…"],
+        ["fill", "Reason", "go on"],
+        ["click", "Resume this replay"],
+        ["expect", "The replay goes on."],
+        ["goto", "/targets/crm"],
+        ["click", "Retry now…"],
+        ["expect", "1 delivery to crm that waits for the next attempt becomes due now"],
+        ["fill", "Reason", "it is back"],
+        ["click", "Retry this target"],
+        ["expect", "are due now"],
+        ["goto", "/runs?tag=nightly"],
+        ["choose", format!("Select {}", delayed[0])],
+        ["choose", format!("Select {}", delayed[1])],
+        ["click", "Cancel selected…"],
+        ["expect", "2 runs that have not started are not delivered"],
+        ["fill", "Reason", "not tonight"],
+        ["click", "Cancel 2 runs"],
+        ["expect", "ancelled"],
+        ["shot", "cancelled-on-a-phone"],
+    ]);
+    let out = screenshots().join("flows");
+    browse(&json!({ "url": world.semel.admin_url(), "out": out, "variants": ["phone"], "steps": steps }));
+    wait::until("the lead arrived", PATIENCE, || crm.effects().len() == 1).unwrap();
+    for id in delayed {
+        assert_eq!(api.get(&format!("/v1/runs/{id}")).expect(200)["status"], "cancelled");
+    }
+    assert_eq!(api.get(&format!("/v1/dead-letters/{letter}")).expect(200)["status"], "pending");
+}
+
+// Single keys lead to pages and through lists, until they are switched off.
+#[test]
+fn single_keys_work_until_they_are_switched_off() {
+    let world = World::start(Tokens::None);
+    world.fill();
+    let steps = json!([
+        ["goto", "/"],
+        ["press", "g"],
+        ["press", "k"],
+        ["url", "/keys"],
+        ["press", "j"],
+        ["focused", "main table tbody tr:nth-child(1) a.row"],
+        ["press", "j"],
+        ["focused", "main table tbody tr:nth-child(2) a.row"],
+        ["press", "k"],
+        ["focused", "main table tbody tr:nth-child(1) a.row"],
+        ["press", "Enter"],
+        ["url", "/keys/"],
+        ["goto", "/runs"],
+        ["choose", "Select all"],
+        ["click", "Cancel selected…"],
+        ["expect", "Cancel 2 runs"],
+        ["click", "Shortcuts: on"],
+        ["expect", "Shortcuts: off"],
+        ["goto", "/keys"],
+        ["press", "/"],
+        ["sees", "#search:not(:focus)"],
+        ["press", "j"],
+        ["focused", "body"],
+        ["click", "Shortcuts: off"],
+        ["expect", "Shortcuts: on"],
+        ["press", "/"],
+        ["focused", "#search"],
+    ]);
+    browse(&json!({ "url": world.semel.admin_url(), "variants": ["dark"], "steps": steps }));
+}

@@ -66,7 +66,7 @@ fn an_answer_with_headers_of_the_connection_is_refused() {
             ("reason", "asked the bank"),
             ("step", "settle"),
         ];
-        let refused = person.submit("/", &settle, &fields);
+        let refused = person.submit_form(&settle, &fields);
         assert!(
             refused.status == 200 && refused.text().contains("leave out the header"),
             "{}",
@@ -81,7 +81,7 @@ fn an_answer_with_headers_of_the_connection_is_refused() {
         ("headers", "Date: now\nLocation: /x"),
         ("reason", "asked the bank"),
     ];
-    let preview = words(&person.submit("/", &settle, &fields).text());
+    let preview = words(&person.submit_form(&settle, &fields).text());
     assert!(preview.contains("Left out, because it is never stored: date ."), "{preview}");
     let phase = world.api().get(&format!("/v1/keys/{}", filled.doubt)).expect(200)["phase"].clone();
     assert_eq!(phase, "in_doubt", "nothing was changed");
@@ -110,7 +110,7 @@ fn a_settled_answer_has_the_typed_body() {
             ("reason", "r"),
             ("step", "settle"),
         ];
-        let settled = person.submit("/", &format!("/keys/{id}/settle"), &fields);
+        let settled = person.submit_form(&format!("/keys/{id}/settle"), &fields);
         assert_eq!(settled.status, 303, "{}", settled.text());
         let answered =
             world.client(&format!("lost-{number}"), "again").post(&format!("/lost/{number}"), "{}");
@@ -395,4 +395,53 @@ fn an_ellipsis_marks_a_key_that_goes_on() {
     assert!(events.contains(">order-10…</td>") && events.contains(">order-1</td>"), "{events}");
     let keys = person.get("/keys").text();
     assert!(keys.contains(">order-77…</a>") && keys.contains(">lost-1</a>"), "{keys}");
+}
+
+// What the search box takes: of a key, eight characters are stored, so a longer text leads to no key by itself.
+#[test]
+fn a_search_leads_to_a_page_only_where_the_text_can_name_no_other() {
+    let world = World::start(Tokens::None);
+    let filled = world.fill();
+    let person = Person::local(&world);
+    let hexadecimal = "0123456789abcdef0123456789abcdef";
+    assert_eq!(world.client("hex-1", hexadecimal).post("/pay", "{}").status, 201);
+    let search = |text: &str| person.get(&format!("/search?{}", super::encoded(&[("q", text)])));
+    let leads = |text: &str| {
+        let answer = search(text);
+        assert_eq!(answer.status, 303, "{text}: {}", words(&answer.text()));
+        answer.header("location").unwrap().to_owned()
+    };
+    assert_eq!(leads("order-77"), format!("/keys/{}", filled.done));
+    assert_eq!(leads(&filled.done), format!("/keys/{}", filled.done));
+    assert_eq!(leads(hexadecimal), format!("/story/{hexadecimal}"));
+    assert_eq!(leads("third"), "/story/third");
+    for (id, folder) in [
+        (&filled.event, "events"),
+        (&filled.run, "runs"),
+        (&filled.letter, "dead-letters"),
+        (&filled.delivery, "deliveries"),
+    ] {
+        assert_eq!(leads(id), format!("/{folder}/{id}"));
+    }
+    // One character more: the key that is found can be another one.
+    let longer = search("order-778");
+    let text = words(&longer.text());
+    assert_eq!(longer.status, 200);
+    assert!(text.contains("each of these can be another key") && text.contains("order-77…"), "{text}");
+    let several = words(&search("lost-").text());
+    assert!(several.contains("Keys that begin with it"), "{several}");
+    assert!(words(&search("zebra").text()).contains("Nothing found"));
+}
+
+// The audit page of a server without a ledger says where the lines are, and how to keep them.
+#[test]
+fn without_a_ledger_the_audit_page_names_the_log() {
+    let semel = crate::kit::Semel::start(&["--store", "memory:"]);
+    let page = semel.admin().get("/audit");
+    assert_eq!(page.status, 200);
+    let text = words(&page.text());
+    assert!(
+        text.contains("the audit lines are in the log of the server") && text.contains("[ledger]"),
+        "{text}"
+    );
 }

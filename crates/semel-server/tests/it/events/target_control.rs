@@ -144,6 +144,100 @@ fn a_replay_job_says_that_its_target_is_paused() {
     assert!(admin.get(&path).expect(200).get("waiting").is_none());
 }
 
+// The reason is that of the targets that unfinished items are for: in the answer, in the list, and in the command.
+#[test]
+fn a_replay_job_says_that_the_breaker_of_its_target_is_open() {
+    let (crm, bank) = (Sink::start(), Sink::start());
+    let breaker =
+        "breaker = { failure_calls = 1, failure_percent = 1, rest = \"60s\", longest_rest = \"60s\" }";
+    let bench = Bench::new(&[target("crm", &crm, breaker), target("bank", &bank, "")].concat());
+    let semel = bench.start();
+    let admin = semel.admin();
+    let breaker_of_crm = || {
+        let targets = admin.get("/v1/targets").expect(200)["items"].clone();
+        targets.as_array().unwrap().iter().find(|one| one["name"] == "crm").unwrap().clone()
+    };
+    // A call that succeeds, one that is refused, and the calls that open the breaker.
+    publish(&admin, &event("a", "1"));
+    wait::until("both have it", PATIENCE, || count(&admin, "done") == 2).unwrap();
+    for sink in [&crm, &bank] {
+        sink.answer_with(422);
+    }
+    publish(&admin, &event("a", "2"));
+    wait::until("both refused it", PATIENCE, || count(&admin, "dlq") == 2).unwrap();
+    let listed = command(&semel, &["targets"]);
+    assert!(listed.lines().any(|line| line.starts_with("bank") && line.contains(" 50% of 2 ")), "{listed}");
+    bank.answer_with(200);
+    crm.answer_with(503);
+    publish(&admin, &event("a", "3"));
+    wait::until("the breaker is open", PATIENCE, || breaker_of_crm()["breaker"] == "open").unwrap();
+    let (rate, attempts) =
+        (breaker_of_crm()["success_rate"].as_f64().unwrap(), breaker_of_crm()["attempts"].clone());
+    assert!(rate < 0.5 && attempts.as_u64().unwrap() >= 3, "{rate} of {attempts}");
+
+    let start = |target: &str| {
+        let asked = json!({ "status": "failed", "targets": [target], "reason": "it is back" }).to_string();
+        admin.post("/v1/replays", &asked).expect(201)["id"].as_str().unwrap().to_owned()
+    };
+    let (waits, runs) = (start("crm"), start("bank"));
+    let job = |id: &str| admin.get(&format!("/v1/replays/{id}")).expect(200);
+    let why = "the circuit breaker of crm is open until ";
+    let waiting = || job(&waits)["waiting"].as_str().unwrap_or_default().to_owned();
+    wait::until("it waits", PATIENCE, || waiting().starts_with(why)).unwrap();
+    wait::until("the other one ends", PATIENCE, || job(&runs)["state"] == "done").unwrap();
+    let listed = command(&semel, &["replay", "--list"]);
+    let line = |id: &str| listed.lines().find(|line| line.contains(id)).unwrap().to_owned();
+    assert!(line(&waits).contains(why) && !line(&runs).contains("breaker"), "{listed}");
+
+    // Who follows the job reads it; Ctrl-C leaves the job as it is.
+    let stderr = tempfile::tempfile().unwrap();
+    let mut follows = crate::kit::semel();
+    follows
+        .args(["replay", "--job", &waits, "--admin", semel.admin_url()])
+        .stderr(stderr.try_clone().unwrap());
+    let mut follows = follows.stdout(std::process::Stdio::null()).spawn().unwrap();
+    let said = || {
+        let mut text = vec![0; 64 * 1024];
+        let length = std::os::unix::fs::FileExt::read_at(&stderr, &mut text, 0).unwrap();
+        String::from_utf8_lossy(&text[..length]).into_owned()
+    };
+    wait::until("it says why", PATIENCE, || said().contains(&format!("waiting: {why}"))).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_child(&follows), rustix::process::Signal::INT)
+        .unwrap();
+    assert_eq!(follows.wait().unwrap().code(), Some(130));
+    assert!(said().contains(&format!("{waits} is still running on the server; stop it with")), "{}", said());
+    assert_eq!(job(&waits)["state"], "running");
+}
+
+// A watched list repeats itself; an outage of the server does not end it.
+#[test]
+fn a_watched_list_goes_on_over_a_restart() {
+    let sink = Sink::start();
+    let bench = Bench::new(&target("crm", &sink, ""));
+    let semel = bench.start();
+    let [out, err] = [(); 2].map(|()| tempfile::tempfile().unwrap());
+    let text = |file: &std::fs::File| {
+        let mut text = vec![0; 256 * 1024];
+        let length = std::os::unix::fs::FileExt::read_at(file, &mut text, 0).unwrap();
+        String::from_utf8_lossy(&text[..length]).into_owned()
+    };
+    let mut watches = crate::kit::semel();
+    watches.args(["targets", "--watch", "--admin", semel.admin_url()]);
+    watches.stdout(out.try_clone().unwrap()).stderr(err.try_clone().unwrap());
+    let mut watches = watches.spawn().unwrap();
+    let tables = || text(&out).matches("TARGET ").count();
+    wait::until("two tables", PATIENCE, || tables() >= 2).unwrap();
+    assert!(!text(&out).contains("paused by"));
+    change(&semel.admin(), "crm", "pause");
+    wait::until("it shows the pause", PATIENCE, || text(&out).contains("crm is paused by local")).unwrap();
+    semel.kill();
+    wait::until("it says that the server is gone", PATIENCE, || text(&err).contains("semel: ")).unwrap();
+    assert!(watches.try_wait().unwrap().is_none(), "{}", text(&err));
+    rustix::process::kill_process(rustix::process::Pid::from_child(&watches), rustix::process::Signal::INT)
+        .unwrap();
+    watches.wait().unwrap();
+}
+
 // The target works again, and nobody waits for the next round.
 #[test]
 fn waiting_deliveries_are_retried_now() {
