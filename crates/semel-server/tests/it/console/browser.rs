@@ -71,7 +71,7 @@ fn pages(world: &World) -> Vec<Value> {
 /// The addresses of the console's pages, read from its router: a new page is judged too.
 fn routes() -> Vec<String> {
     let source = include_str!("../../../src/console.rs");
-    let router = source.split_once("Router::new()").unwrap().1.split_once(".layer(").unwrap().0;
+    let router = source.rsplit_once("Router::new()").unwrap().1.split_once(".layer(").unwrap().0;
     let actions = super::actions::listed();
     let path_of = |name: &str| {
         let at = include_str!("../../../src/console/actions.rs");

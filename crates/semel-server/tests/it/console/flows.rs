@@ -365,7 +365,7 @@ fn discard_restore_resume_retry_and_cancel_work_on_a_phone() {
         .as_array()
         .unwrap()
         .iter()
-        .filter(|run| run["status"] != "done" && run["target"] == "billing")
+        .filter(|run| run["status"] != "done" && run["type"] == "billing")
         .map(|run| run["id"].as_str().unwrap())
         .collect();
     assert_eq!(delayed.len(), 2, "{runs:#}");

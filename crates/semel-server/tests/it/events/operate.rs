@@ -114,7 +114,7 @@ fn a_replay_names_its_job_and_what_its_limit_left_out() {
     let (_, plan, _) = run(&semel, &["replay", "--status", "failed", "--limit", "2", "--dry-run"]);
     assert!(plan.contains("3 more match"), "{plan}");
     let (done, _, err) = run(&semel, &["replay", "--status", "failed", "--limit", "0"]);
-    assert!(!done && err.contains("limit: expected at least 1"), "{err}");
+    assert!(!done && err.contains("--limit <N>': expected a number, at least 1"), "{err}");
     for control in ["--pause", "--resume", "--cancel"] {
         let (done, _, err) = run(&semel, &["replay", "--status", "failed", control]);
         assert!(!done && err.contains("cannot be used with"), "{control} belongs to a job: {err}");
