@@ -100,12 +100,31 @@ fn what_is_not_installed_is_said() {
     assert!(told["skipped"].as_str().unwrap().contains("redis-server"), "{told}");
 }
 
-// A drill can fail, and tells its caller.
+// A drill can fail, and tells its caller: this Redis is a read-only replica, so nothing can be buffered.
 #[test]
-fn a_drill_on_a_redis_that_is_not_there_fails() {
-    let (output, told) = drill(&["reset-while-buffered", "--redis", "redis://127.0.0.1:1"]);
-    assert!(!output.status.success());
+fn a_drill_on_a_redis_that_takes_no_writes_fails() {
+    let redis = semel_testbed::Redis::start().unwrap();
+    redis.tell(&["REPLICAOF", "127.0.0.1", "1"]).unwrap();
+    let (output, told) = drill(&["reset-while-buffered", "--redis", &redis.url()]);
+    assert_eq!((output.status.code(), told.len()), (Some(1), 1), "{told:?}");
     assert_eq!(told[0]["passed"], false, "{told:?}");
+}
+
+// Nothing is started for a server that does not answer, and the error shows no password.
+#[test]
+fn drills_and_benchmarks_ask_the_named_servers_first() {
+    for (words, named) in [
+        (["drill", "reset-while-buffered"], ["--redis", "redis://:hunter2@127.0.0.1:1"]),
+        (["drill", "publish-lost"], ["--postgres", "postgres://ann:hunter2@127.0.0.1:1/semel"]),
+        (["bench", "redis"], ["--redis", "redis://:hunter2@127.0.0.1:1"]),
+        (["bench", "postgres"], ["--postgres", "postgres://ann:hunter2@127.0.0.1:1/semel"]),
+    ] {
+        let output = run(&[words, named].concat());
+        let [out, err] =
+            [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+        assert!(!output.status.success() && out.is_empty(), "{words:?}: {out}");
+        assert!(err.contains(named[0]) && err.contains("127.0.0.1:1") && !err.contains("hunter2"), "{err}");
+    }
 }
 
 #[test]
