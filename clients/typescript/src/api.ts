@@ -504,7 +504,7 @@ export type ReplayJob = {
     failed_again: number;
     cancelled: number;
   };
-  /** Why a running job waits. */
+  /** Why a running job waits: for each target of its unfinished items to which nothing is sent now. */
   waiting?: string;
   /** Number of further matches that `limit` left out when the job was started, counted up to 1000; exact with `since`. Only in the answer to the start of a job. */
   left_out?: number;
@@ -658,11 +658,15 @@ export type Target = {
   open_until: string | null;
   /** Time until then. */
   open_seconds: number | null;
-  /** Calls within the window of the breaker, which begins again when it opens. */
+  /** Calls that the breaker judged within its window, which begins again when it opens. */
   calls: number;
-  /** Those of them that failed. */
+  /** Those of them that count for the breaker: no answer in time, or one that says that the target is down. A refusal such as 422 shows that the target works, so it is not among them. */
   failures: number;
-  /** Share of the calls that succeeded; null without calls. */
+  /** Attempts that this server sent in the last ten minutes. */
+  attempts: number;
+  /** Those of them that did not succeed, refused ones too. */
+  failed_attempts: number;
+  /** Share of `attempts` that succeeded; null without attempts. */
   success_rate: number | null;
   /** Deliveries that are not over, by state. */
   backlog: Record<string, unknown>;
