@@ -23,6 +23,20 @@ const VARIANTS = {
 const flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
   "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"];
 const profile = mkdtempSync(join(tmpdir(), "semel-console-"));
+// A browser that hangs fails its test, which says where it was.
+const PATIENCE = 120_000;
+let doing = "starting";
+let since = Date.now();
+function now(what) {
+  doing = what;
+  since = Date.now();
+}
+setInterval(() => {
+  if (Date.now() - since < PATIENCE) return;
+  console.log(JSON.stringify({ ...found, failure: `the browser hangs: ${doing}` }));
+  process.exit(1);
+}, 1000).unref();
+
 const found = { violations: [], complaints: [], wide: [], dialogs: [], steps: [], missing: [] };
 
 function watch(page, where) {
@@ -49,6 +63,7 @@ async function look(context, variant) {
   watch(page, () => `${variant} ${name}`);
   for (const wanted of orders.pages ?? []) {
     name = wanted.name;
+    now(`${variant}: page ${name}`);
     const answer = await page.goto(orders.url + wanted.path, { waitUntil: "load" });
     if (answer.status() >= 400 && !wanted.refused) found.missing.push(`${name}: ${answer.status()}`);
     if (wanted.wait) await page.waitForSelector(wanted.wait, { timeout: 30000 });
@@ -70,6 +85,7 @@ async function play(context) {
   page.setDefaultTimeout(30000);
   for (const [verb, ...rest] of orders.steps ?? []) {
     const [one, two] = rest;
+    now(`${verb} ${rest.join(" ")}`);
     if (verb === "goto") await page.goto(orders.url + one);
     else if (verb === "click") await page.getByRole("button", { name: one, exact: false }).or(page.getByRole("link", { name: one, exact: false })).first().click();
     else if (verb === "fill") await page.getByLabel(one, { exact: false }).first().fill(two);
@@ -97,6 +113,7 @@ async function play(context) {
 
 let failure = null;
 for (const variant of orders.variants ?? Object.keys(VARIANTS)) {
+  now(`${variant}: starting Chromium`);
   const context = await chromium.launchPersistentContext(join(profile, variant), {
     executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", headless: true, args: flags, ...VARIANTS[variant],
     ...(orders.script === false ? { javaScriptEnabled: false } : {}),
@@ -104,9 +121,13 @@ for (const variant of orders.variants ?? Object.keys(VARIANTS)) {
   try {
     if (orders.login) {
       const page = await context.newPage();
+      now(`${variant}: logging in`);
       await page.goto(`${orders.url}/login`);
       await page.fill("#token", orders.login);
       await page.getByRole("button", { name: "Log in" }).click();
+      // A page that is closed while it goes to another one can hang.
+      await page.waitForURL((url) => url.pathname !== "/login");
+      now(`${variant}: logged in`);
       await page.close();
     }
     await look(context, variant);
@@ -117,6 +138,7 @@ for (const variant of orders.variants ?? Object.keys(VARIANTS)) {
     if (page && orders.out) await page.screenshot({ path: join(orders.out, `failed-${variant}.png`) }).catch(() => {});
     if (page) failure += ` at ${page.url()}`;
   }
+  now(`${variant}: closing`);
   await context.close();
   if (failure) break;
 }
