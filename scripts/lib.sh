@@ -106,7 +106,7 @@ has_postgres() {
 run_tests() {
   local status=0
   if cargo nextest --version >/dev/null 2>&1; then
-    cargo nextest run "$@" --config-file scripts/nextest.toml --all-features --locked --no-fail-fast --status-level fail \
+    cargo nextest run "$@" --profile bounded --all-features --locked --no-fail-fast --status-level fail \
       --final-status-level fail 2>&1 | tee "$log" || status=$?
     add_counts "$(sed -n 's/.*Summary.*: \([0-9]*\) passed.*/\1/p' "$log" | tail -n 1)" \
       "$(sed -n 's/.*Summary.*[ ,]\([0-9]*\) failed.*/\1/p' "$log" | tail -n 1)"

@@ -150,6 +150,21 @@ struct Filled {
     run: String,
 }
 
+impl Filled {
+    /// A path of the console or of the API, with the id of something that exists.
+    fn with_ids(&self, path: &str, job: &str) -> String {
+        let id = match path.trim_start_matches("/v1").split('/').nth(1).unwrap() {
+            "keys" => &self.doubt,
+            "dead-letters" => &self.letter,
+            "replays" => job,
+            "runs" => &self.run,
+            "targets" => "warehouse",
+            _ => return path.to_owned(),
+        };
+        path.replace("{id}", id).replace("{name}", id)
+    }
+}
+
 /// A person with a browser that keeps cookies.
 struct Person {
     http: Http,

@@ -127,6 +127,34 @@ fn forms_of_other_sites_are_refused() {
     }
 }
 
+// Every form: without its token, with the token of another visitor, and sent by another site.
+#[test]
+fn no_form_is_taken_from_another_site() {
+    let world = World::start(Tokens::Some);
+    let filled = world.fill();
+    let (person, other) = (Person::log_in(&world, "admin"), Person::log_in(&world, "admin"));
+    let job = world.api().post("/v1/replays", r#"{"status": "failed", "rate": 0.1, "limit": 1}"#).expect(201);
+    let job = job["id"].as_str().unwrap();
+    let done = || world.api().get("/v1/audit").expect(200)["items"].as_array().unwrap().len();
+    let before = done();
+    let (own, foreign) = (person.form_token("/"), other.form_token("/"));
+    assert_ne!(own, foreign, "each session has its own");
+    for path in super::actions::listed().iter().map(|action| action.path).chain(["/logout", "/theme", "/shortcuts"]) {
+        let path = filled.with_ids(path, job);
+        let with = |token: &str| encoded(&[("form_token", token), ("reason", "r"), ("confirm", "yes")]);
+        let refused = |answer: crate::kit::Answer, what: &str| {
+            assert_eq!(answer.status, 403, "{path}, {what}: {}", answer.text());
+        };
+        refused(person.http.post(&path, "reason=r"), "no form token");
+        refused(person.http.post(&path, &with(&foreign)), "the token of another session");
+        refused(person.http.with("origin", "http://evil.example").post(&path, &with(&own)), "foreign Origin");
+        refused(person.http.with("sec-fetch-site", "cross-site").post(&path, &with(&own)), "foreign site");
+        refused(person.http.with("host", "evil.example").post(&path, &with(&own)), "foreign Host");
+    }
+    assert_eq!(done(), before, "nothing was done");
+    assert_eq!(person.get("/").status, 200, "nobody was logged out");
+}
+
 #[test]
 fn roles_decide_about_buttons_and_forms() {
     let world = World::start(Tokens::Some);
@@ -178,17 +206,6 @@ fn forms_and_submissions_need_the_role_of_the_action() {
     let filled = world.fill();
     let people = ROLES.map(|role| Person::log_in(&world, role));
     let job = world.api().post("/v1/replays", r#"{"status": "failed", "rate": 0.1, "limit": 1}"#).expect(201);
-    let fill = |path: &str| {
-        let id = match path.trim_start_matches("/v1").split('/').nth(1).unwrap() {
-            "keys" => filled.doubt.as_str(),
-            "dead-letters" => &filled.letter,
-            "replays" => job["id"].as_str().unwrap(),
-            "runs" => &filled.run,
-            "targets" => "warehouse",
-            other => panic!("an id for {other}"),
-        };
-        path.replace("{id}", id).replace("{name}", id)
-    };
     for Listed { path, form, api, .. } in super::actions::listed() {
         let query = match form {
             "/runs/cancel" => format!("?id={}", filled.run),
@@ -196,7 +213,8 @@ fn forms_and_submissions_need_the_role_of_the_action() {
             "/replays/new" => "?status=failed".to_owned(),
             _ => String::new(),
         };
-        let (form, path, api) = (fill(form), fill(path), fill(api));
+        let with_ids = |path| filled.with_ids(path, job["id"].as_str().unwrap());
+        let (form, path, api) = (with_ids(form), with_ids(path), with_ids(api));
         for (person, role) in people.iter().zip(ROLES) {
             // Without a reason nothing is done; what counts is whether the role is refused first.
             let caller = world.semel.admin().with("authorization", &format!("Bearer {}", token(role)));

@@ -86,6 +86,13 @@ fn first_pages_of_large_lists_are_quick() {
         assert!(matches!(page.status, 200 | 303), "{path}: {}", page.text());
         println!("{:>6} ms  {path}  of {keys} keys, {letters} dead letters", took.as_millis());
     }
+    // A page shows a page's worth, however long the list is.
+    for path in ["/keys", "/keys?phase=done", "/dead-letters/list?status=pending"] {
+        let rows = |path: &str| admin.get(path).text().matches("<tr").count();
+        assert_eq!(rows(path), ROWS + 1, "{path}: a full page and its head");
+    }
+    let found = admin.get("/keys?hint=00000042").text();
+    assert!(found.contains("00000042") && !found.contains("00000043"), "the key of this hint alone: {found}");
     let groups = admin.get("/dead-letters").text();
     for error in ERRORS {
         assert!(groups.contains(error), "{error}");

@@ -4,6 +4,8 @@ use std::io::Read as _;
 use std::net::TcpListener;
 use std::path::Path;
 
+use semel::store::EmbeddedStore;
+
 use self::LocalCase::{Hang, HangAt, Interrupt, NotApplicable, Run};
 use super::Situation::{
     self, EmptyResult, Interrupted, Json, MissingRights, NarrowTerminal, Unreachable, WrongArguments,
@@ -150,7 +152,7 @@ const COMMANDS: [LocalCommand; 19] = [
         "store import",
         [
             (WrongArguments, Run("wrong.toml embedded:new")),
-            (Unreachable, Run("records redis://127.0.0.1:1")),
+            (Unreachable, Run("exported redis://127.0.0.1:1")),
             (MissingRights, NO_RIGHTS),
             (EmptyResult, Run("no-such-file embedded:new")),
             (NarrowTerminal, NO_TABLE),
@@ -166,7 +168,7 @@ const COMMANDS: [LocalCommand; 19] = [
             (MissingRights, NO_RIGHTS),
             (EmptyResult, NO_LIST),
             (NarrowTerminal, NO_TABLE),
-            (Json, Run("embedded:reopened --json")),
+            (Json, Run("embedded:stored --json")),
             (Interrupted, AT_ONCE),
         ],
     ),
@@ -327,6 +329,9 @@ fn snapshots_of_commands_without_a_server() {
     .unwrap();
     std::fs::write(folder.path().join("right.toml"), "[gateway]\nupstream = \"http://127.0.0.1:3000\"\n")
         .unwrap();
+    drop(EmbeddedStore::open(folder.path().join("stored")).unwrap());
+    let exported = output(&words("store export embedded:stored exported"), None, folder.path());
+    assert!(exported.status.success(), "{}", String::from_utf8_lossy(&exported.stderr));
     for command in &COMMANDS {
         take(command, folder.path());
     }
