@@ -35,6 +35,8 @@ export type Audited = {
   before: string | null;
   /** State after the change. */
   after: string | null;
+  /** Attempt of the key that was settled or forgotten: its number, time and request. Null for other changes. */
+  attempt: string | null;
 };
 
 /** Operations on claims. */
@@ -243,6 +245,8 @@ export type Delivery = {
   round?: number;
   /** Number of rounds: the pauses of the target's schedule, plus one. Not in lists. */
   rounds?: number;
+  /** Why it is not sent although it may be due: its target is paused, or the circuit breaker is open. Only where one delivery is shown. */
+  waiting?: string;
   /** The last failure. */
   error: string | null;
   dlq_id: string | null;
@@ -597,6 +601,23 @@ export type ServerStatus = {
     buffered_runs: number;
     /** Targets whose circuit breaker is not closed. */
     open_breakers: string[];
+    /** The same circuit breakers, with their state. */
+    breakers: ({
+      target: string;
+      state: "open" | "half_open";
+      /** When an open breaker allows the next call. */
+      open_until: string | null;
+    })[];
+    /** Replay jobs that run or are paused, among the newest hundred. */
+    replays: ({
+      /** rpl_… */
+      id: string;
+      state: "running" | "paused";
+      /** Items that are not over. */
+      pending: number;
+      /** Why it waits, or what it does. */
+      note: string;
+    })[];
     /** Targets that a person paused. */
     paused_targets: {
       target: string;
@@ -638,6 +659,8 @@ export type Story = {
     what: string;
     id: string;
   })[];
+  /** Answers to requests with a key are listed if this server gave them since this time. Null without such a key. */
+  answers_since: string | null;
 };
 
 /** A target. */

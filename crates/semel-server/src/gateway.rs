@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use http::{HeaderMap, HeaderValue, Request, Response, header};
 use parking_lot::RwLock;
 use semel::Engine;
-use semel::time::{Clock as _, SystemClock, Timestamp};
+use semel::time::{Clock as _, SystemClock};
 use semel_http::call::{CallError, CallFate, ServiceCaller};
 use semel_http::capacity::Capacity;
 use semel_http::edge::{self, DisconnectPolicy, EdgeOptions, PlainRequest, Shortcut, Taken, Tls};
@@ -237,9 +237,10 @@ impl Service<Request<edge::RequestBody>> for Front {
             let mut answer = live.answer(request, &ids).await;
             let own = ids.name(answer.headers_mut());
             if let Some(KeyUsed(key)) = answer.extensions().get() {
-                let ended = (story::outcome(&answer), answer.status().as_u16());
-                let run = effect_run(&answer, arrived);
-                requests.note(ids.request_id().as_bytes(), *key, ended, run);
+                let outcome = answer.extensions().get().copied().unwrap_or(AnswerOutcome::PassedOn);
+                let ended = (outcome, answer.status().as_u16());
+                let run = effect_run(&answer);
+                requests.note(ids.request_id().as_bytes(), *key, ended, Some(arrived), run);
                 // The client reads this one.
                 own.iter().for_each(|own| requests.note_alias(own.as_bytes(), *key));
             }
@@ -263,7 +264,7 @@ impl Shortcut for Front {
         let made = if given.is_none() { story::new_request_id() } else { String::new() };
         let id = given.unwrap_or(made.as_bytes());
         let status = story::status_of(&answer[start..]);
-        self.requests.note(id, key, ("replayed", status), None);
+        self.requests.note(id, key, (AnswerOutcome::Replayed, status), None, None);
         match story::request_id_of(&answer[start..]) {
             // The upstream's own, stored with its answer: the client reads this one.
             Some(own) => self.requests.note_alias(own, key),
@@ -280,7 +281,7 @@ impl std::fmt::Debug for Front {
 }
 
 /// The run of the effect that was answered with this, if there was one.
-fn effect_run(answer: &Response<Body>, arrived: Timestamp) -> Option<EffectRun> {
+fn effect_run(answer: &Response<Body>) -> Option<EffectRun> {
     let doubt = match answer.extensions().get()? {
         AnswerOutcome::Doubtful => Some(match answer.extensions().get() {
             Some(CallFailure(what)) => what.as_ref().into(),
@@ -292,7 +293,7 @@ fn effect_run(answer: &Response<Body>, arrived: Timestamp) -> Option<EffectRun> 
         | AnswerOutcome::NotStored => None,
         _ => return None,
     };
-    Some(EffectRun { arrived, doubt })
+    Some(EffectRun { doubt })
 }
 
 /// The answer for an unguarded request that failed.

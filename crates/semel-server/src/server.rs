@@ -152,7 +152,7 @@ impl Server {
             }
             None => None,
         };
-        let requests = Arc::new(Requests::default());
+        let requests = Arc::new(Requests::new());
         let gateway = match &config.gateway {
             Some(settings) => {
                 for warning in settings.warnings() {

@@ -4,8 +4,8 @@
 //! change that is refused afterwards gets a second line that says so. Without a ledger there is no durable place: then
 //! the lines are in the log of this process only, and the answer says `"audit": "log"`.
 //!
-//! A line has the state before and after the change. The ledger keeps both behind the reason, each after a unit separator, so that
-//! lines of earlier versions need no migration: they have a reason only.
+//! A line has the state before and after the change, and may say which attempt was changed. The ledger keeps them behind the reason,
+//! each after a unit separator, so that lines of earlier versions need no migration: they have a reason only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,16 +36,18 @@ const SEPARATOR: char = '\u{1f}';
 pub(crate) struct States {
     pub(crate) before: String,
     pub(crate) after: String,
+    /// What the change removes from where it was: the attempt of a key. Empty for most changes.
+    pub(crate) attempt: String,
 }
 
 impl States {
     pub(super) fn new(before: impl Into<String>, after: impl Into<String>) -> Self {
-        Self { before: before.into(), after: after.into() }
+        Self { before: before.into(), after: after.into(), attempt: String::new() }
     }
 
     /// The states of a change that was refused.
     pub(crate) fn unchanged(self) -> Self {
-        Self { after: self.before.clone(), before: self.before }
+        Self { after: self.before.clone(), ..self }
     }
 }
 
@@ -108,13 +110,14 @@ pub(crate) fn reload_states(before: &EffectiveConfig, after: &EffectiveConfig) -
 }
 
 fn line_of(who: &str, action: &str, subject: String, reason: &str, states: &States) -> AuditLine {
-    let [reason, before, after] = [reason, &states.before, &states.after].map(plain);
-    AuditLine {
-        who: who.to_owned(),
-        action: action.to_owned(),
-        subject,
-        reason: format!("{reason}{SEPARATOR}{before}{SEPARATOR}{after}"),
+    let [reason, before, after, attempt] =
+        [reason, &states.before, &states.after, &states.attempt].map(plain);
+    let mut stored = format!("{reason}{SEPARATOR}{before}{SEPARATOR}{after}");
+    if !attempt.is_empty() {
+        stored.push(SEPARATOR);
+        stored.push_str(&attempt);
     }
+    AuditLine { who: who.to_owned(), action: action.to_owned(), subject, reason: stored }
 }
 
 /// The reason of a stored line, and the states if it has them.
@@ -122,7 +125,8 @@ pub(crate) fn read(line: &AuditLine) -> (&str, Option<States>) {
     let mut parts = line.reason.split(SEPARATOR);
     let reason = parts.next().unwrap_or_default();
     if let (Some(before), Some(after)) = (parts.next(), parts.next()) {
-        return (reason, Some(States::new(before, after)));
+        let attempt = parts.next().unwrap_or_default().to_owned();
+        return (reason, Some(States { attempt, ..States::new(before, after) }));
     }
     // The line of a pause has the reason that the pause shows, and nothing else.
     let is_job = line.subject.parse::<JobId>().is_ok();
@@ -202,7 +206,10 @@ mod tests {
         let caller = Caller::nobody();
         let states = States::new("pending", "discarded");
         let written = line(&caller, "discard", "dlq_1".to_owned(), "not needed\u{1f}x\u{1f}y", &states);
-        assert_eq!(read(&written), ("not needed x y", Some(states)));
+        assert_eq!(read(&written), ("not needed x y", Some(states.clone())));
+        let states = States { attempt: "attempt 1".to_owned(), ..states };
+        let written = line(&caller, "forget", "k".to_owned(), "tidy", &states);
+        assert_eq!(read(&written), ("tidy", Some(states)));
         // Of an earlier version.
         assert_eq!(read(&stored("discard", "dlq_1", "not needed")), ("not needed", None));
         let paused = Some(States::new("delivering", "paused"));

@@ -684,14 +684,18 @@ struct AuditEntry {
     before: Option<String>,
     /// State after the change.
     after: Option<String>,
+    /// Attempt of the key that was settled or forgotten: its number, time and request. Null for other changes.
+    attempt: Option<String>,
 }
 
 impl AuditEntry {
     fn new(audited: &Audited) -> Self {
         let AuditLine { who, action, subject, .. } = audited.line.clone();
         let (reason, states) = audit::read(&audited.line);
+        let attempt =
+            states.as_ref().map(|states| states.attempt.clone()).filter(|attempt| !attempt.is_empty());
         let (before, after) = states.map(|states| (states.before, states.after)).unzip();
-        Self { at: time(audited.at), who, action, subject, reason: reason.to_owned(), before, after }
+        Self { at: time(audited.at), who, action, subject, reason: reason.to_owned(), before, after, attempt }
     }
 }
 

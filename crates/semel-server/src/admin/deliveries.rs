@@ -20,6 +20,7 @@ use super::events::EventDetails;
 use super::listing::{Filters, ListQuery, Page, Parameter, id_of};
 use super::records::time;
 use super::schema::OneOf;
+use super::targets::why_waiting;
 use crate::config::show_duration;
 use crate::pipeline::Pipeline;
 use crate::telemetry::millis;
@@ -61,6 +62,10 @@ pub(super) struct DeliveryDetails {
     /// Number of rounds: the pauses of the target's schedule, plus one. Not in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     rounds: Option<u32>,
+    /// Why it is not sent although it may be due: its target is paused, or the circuit breaker is open. Only where one delivery is
+    /// shown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting: Option<String>,
     /// The last failure.
     error: Option<String>,
     #[schemars(with = "Option<String>")]
@@ -88,6 +93,7 @@ impl DeliveryDetails {
             due_at: due_at(delivery),
             round: None,
             rounds: None,
+            waiting: None,
             error: delivery.error.clone(),
             dlq_id: delivery.letter,
             created_at: time(delivery.created_at),
@@ -240,5 +246,10 @@ async fn show(
     let id: DeliveryId = id_of(&id)?;
     let found = pipeline.ledger.delivery(id).await?;
     let found = found.ok_or_else(|| Refusal::not_found(format!("there is no delivery {id}")))?;
-    Answer::ok(DeliveryDetails::with_attempts(&found, &pipeline.registry.current()))
+    let mut shown = DeliveryDetails::with_attempts(&found, &pipeline.registry.current());
+    if shown.due_at.is_some() {
+        let pauses = pipeline.ledger.paused_targets().await?;
+        shown.waiting = why_waiting(pipeline, &pauses, &found.delivery.target);
+    }
+    Answer::ok(shown)
 }

@@ -25,7 +25,7 @@ use super::answer::{self, Answer, JsonBody, PathId, Refusal};
 use super::api::{Api, Needs};
 use super::audit::{self, AuditPlace, States, run_to_completion};
 use super::listing::{Filters, ListQuery, ListRequest, Page, Parameter};
-use super::records::{AnswerContent, KeyDetails, OutcomeContent, PHASES, phase_name};
+use super::records::{AnswerContent, KeyDetails, OutcomeContent, PHASES, phase_name, time};
 use super::schema::OneOf;
 
 const MAX_PAGE: usize = 1_000;
@@ -441,12 +441,11 @@ async fn preview(
     Answer::ok(preview_settlement(&before, &asked)?)
 }
 
-/// The answer that a settlement would give.
+/// The answer that a settlement would give. It needs no reason: nothing is done.
 ///
 /// # Errors
 /// The settlement cannot be used, or the key is not in doubt.
 pub(crate) fn preview_settlement(before: &Snapshot, asked: &SettleRequest) -> Result<SettlePreview, Refusal> {
-    answer::reason(&asked.reason)?;
     let settlement = asked.settlement(before)?;
     if before.phase() != Phase::InDoubt {
         return Err(not_in_doubt(before.phase()));
@@ -588,6 +587,14 @@ impl KeyChange {
     }
 }
 
+/// The attempt of a key, which the next claim replaces in the record: its number, when it began and its request.
+fn attempt_of(before: &Snapshot) -> String {
+    let record = &before.record;
+    let request = record.hint.origin().and_then(|origin| origin.request_id());
+    let request = request.map_or_else(String::new, |id| format!(" for request {id}"));
+    format!("attempt {} of {}{request}", record.attempt, time(record.claimed_at))
+}
+
 /// A change by hand: who, what, why, before and after (audit).
 struct Action<'a> {
     admin: &'a Admin,
@@ -605,7 +612,8 @@ impl Action<'_> {
             "settle_run" => Phase::Bound,
             _ => Phase::Done,
         };
-        let states = States::new(phase_name(self.before.phase()), phase_name(after));
+        let mut states = States::new(phase_name(self.before.phase()), phase_name(after));
+        states.attempt = attempt_of(self.before);
         let subject = self.before.id.to_string();
         audit::write(self.admin, self.caller, self.name, subject, self.reason, &states).await
     }

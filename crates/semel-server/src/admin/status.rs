@@ -4,16 +4,18 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use schemars::JsonSchema;
-use semel_client::retry::Circuit;
+use semel_client::retry::{Circuit, DestinationState};
 use semel_pipeline::delivery::DeliveryState;
-use semel_pipeline::ledger::{self, TargetPause, Totals};
+use semel_pipeline::ledger::{self, Page, TargetPause, Totals};
 use semel_pipeline::letter::Status;
+use semel_pipeline::replay::JobRecord;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::Admin;
 use super::answer::{Answer, Refusal};
 use super::api::{Api, Needs};
+use super::records::time;
 use super::targets::PausedTarget;
 use crate::pipeline::Pipeline;
 use crate::telemetry::millis;
@@ -25,6 +27,9 @@ pub(super) fn routes(api: &mut Api) {
         "Show the state of the server: store, keys in doubt, deliveries, dead letters, buffer, circuit breakers and paused targets.",
     );
 }
+
+/// How many replay jobs are looked at, the newest first.
+const JOBS: u32 = 100;
 
 /// Why a full store takes no new keys.
 pub(crate) const FULL_STORE: &str =
@@ -73,8 +78,37 @@ struct PipelineStatus {
     buffered_runs: u64,
     /// Targets whose circuit breaker is not closed.
     open_breakers: Vec<String>,
+    /// The same circuit breakers, with their state.
+    breakers: Vec<OpenBreaker>,
+    /// Replay jobs that run or are paused, among the newest hundred.
+    replays: Vec<OpenReplay>,
     /// Targets that a person paused.
     paused_targets: Vec<PausedTarget>,
+}
+
+/// A circuit breaker that is not closed.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+struct OpenBreaker {
+    target: String,
+    #[schemars(extend("enum" = ["open", "half_open"]))]
+    state: &'static str,
+    /// When an open breaker allows the next call.
+    open_until: Option<String>,
+}
+
+/// A replay job that has not ended.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+struct OpenReplay {
+    /// rpl_…
+    id: String,
+    #[schemars(extend("enum" = ["running", "paused"]))]
+    state: &'static str,
+    /// Items that are not over.
+    pending: u64,
+    /// Why it waits, or what it does.
+    note: String,
 }
 
 async fn status(State(admin): State<Arc<Admin>>) -> Result<Answer<ServerStatus>, Refusal> {
@@ -99,7 +133,7 @@ async fn status(State(admin): State<Arc<Admin>>) -> Result<Answer<ServerStatus>,
         store: admin.engine.store().to_string(),
         gateway: admin.gateway.is_some(),
         in_doubt: admin.metrics.keys_in_doubt(),
-        in_doubt_counted_at: admin.metrics.in_doubt_counted().map(super::records::time),
+        in_doubt_counted_at: admin.metrics.in_doubt_counted().map(time),
         in_flight: u64::try_from(admin.engine.in_flight()).unwrap_or(u64::MAX),
         pipeline,
         pipeline_why,
@@ -109,16 +143,18 @@ async fn status(State(admin): State<Arc<Admin>>) -> Result<Answer<ServerStatus>,
 impl PipelineStatus {
     async fn read(pipeline: &Pipeline) -> Result<Self, ledger::Error> {
         let (totals, pauses) = (pipeline.totals().await?, pipeline.ledger.paused_targets().await?);
-        Ok(Self::new(pipeline, &totals, &pauses))
+        let jobs = pipeline.ledger.jobs(Page { after: None, limit: JOBS }).await?;
+        Ok(Self::new(pipeline, &totals, &pauses, &jobs.items))
     }
 
-    fn new(pipeline: &Pipeline, totals: &Totals, pauses: &[TargetPause]) -> Self {
+    fn new(pipeline: &Pipeline, totals: &Totals, pauses: &[TargetPause], jobs: &[JobRecord]) -> Self {
         let of_state = |state: DeliveryState| {
             let counted = totals.deliveries.iter().filter(|(_, known, _)| *known == state);
             (state.as_str().to_owned(), counted.map(|(_, _, count)| count).sum::<u64>().into())
         };
         let of_status = |(status, count): &(Status, u64)| (status.as_str().to_owned(), (*count).into());
-        let open = pipeline.destinations.states().into_iter();
+        let states = pipeline.destinations.states();
+        let open = states.iter().filter(|state| state.circuit != Circuit::Closed);
         Self {
             deliveries: DeliveryState::ALL
                 .into_iter()
@@ -128,11 +164,31 @@ impl PipelineStatus {
             oldest_due_seconds: totals.oldest_due().map(|age| age.as_secs_f64()),
             dead_letters: totals.letters.iter().map(of_status).collect(),
             buffered_runs: pipeline.intake.depth.lock().queued,
-            open_breakers: open
-                .filter(|state| state.circuit != Circuit::Closed)
-                .map(|state| state.name.to_string())
-                .collect(),
+            open_breakers: open.clone().map(|state| state.name.to_string()).collect(),
+            breakers: open.map(OpenBreaker::new).collect(),
+            replays: jobs.iter().filter(|job| !job.state.is_over()).map(OpenReplay::new).collect(),
             paused_targets: pauses.iter().map(PausedTarget::new).collect(),
+        }
+    }
+}
+
+impl OpenBreaker {
+    fn new(state: &DestinationState) -> Self {
+        let open_until = match state.circuit {
+            Circuit::Open { until } => Some(time(until)),
+            Circuit::Closed | Circuit::HalfOpen => None,
+        };
+        Self { target: state.name.to_string(), state: state.circuit.name(), open_until }
+    }
+}
+
+impl OpenReplay {
+    fn new(job: &JobRecord) -> Self {
+        Self {
+            id: job.new.id.to_string(),
+            state: job.state.as_str(),
+            pending: job.counts.pending,
+            note: job.note.clone(),
         }
     }
 }

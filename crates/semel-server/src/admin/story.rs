@@ -15,6 +15,7 @@ use semel::outcome::{Outcome, OutcomeBody};
 use semel::record::{Mode, Phase, State as RecordState};
 use semel::store::{Scan, Snapshot};
 use semel::time::{Clock as _, SystemClock, Timestamp};
+use semel_http::observe::AnswerOutcome;
 use semel_pipeline::delivery::{DeliveryHistory, delivery_of_request};
 use semel_pipeline::envelope::EnvelopeId;
 use semel_pipeline::event::{Event, Generation};
@@ -30,7 +31,7 @@ use tokio::time::Instant;
 use super::Admin;
 use super::answer::{Answer, PathId, Refusal};
 use super::api::{Api, Needs};
-use super::audit::read;
+use super::audit::{States, read};
 use super::deliveries::{AttemptDetails, due_at, round};
 use super::events::EventDetails;
 use super::records::{KeyDetails, phase_name, time};
@@ -83,6 +84,8 @@ pub(crate) struct Story {
     pub(crate) found: Vec<StorySubject>,
     /// What happened, the oldest first.
     pub(crate) timeline: Vec<StoryEntry>,
+    /// Answers to requests with a key are listed if this server gave them since this time. Null without such a key.
+    pub(crate) answers_since: Option<String>,
 }
 
 /// A thing that belongs to the action.
@@ -138,6 +141,8 @@ struct StoryBuilder<'a> {
     found: Vec<StorySubject>,
     /// What is told already.
     events: BTreeSet<EventId>,
+    /// True if it has a key, with the requests that this process remembers.
+    has_key: bool,
     /// Where the search for a request ended before it was through.
     cut_short: Option<String>,
 }
@@ -147,6 +152,12 @@ async fn show(State(admin): State<Arc<Admin>>, PathId(id): PathId) -> Result<Ans
 }
 
 impl Story {
+    /// When this server started, if the action began before: answers that it gave then are not listed.
+    pub(crate) fn restarted_at(&self) -> Option<&str> {
+        let first = self.timeline.first()?;
+        self.answers_since.as_deref().filter(|since| first.at.as_str() < *since)
+    }
+
     /// Tells everything that an id of any kind names.
     ///
     /// # Errors
@@ -157,6 +168,7 @@ impl Story {
             timeline: Vec::new(),
             found: Vec::new(),
             events: BTreeSet::new(),
+            has_key: false,
             cut_short: None,
         };
         let unavailable = story.gather(&id).await?;
@@ -176,7 +188,8 @@ impl Story {
         }
         story.timeline.sort_by_key(|(at, _)| *at);
         let timeline = story.timeline.into_iter().map(|(_, entry)| entry).collect();
-        Ok(Self { id, found: story.found, timeline })
+        let answers_since = story.has_key.then(|| time(admin.requests.since()));
+        Ok(Self { id, found: story.found, timeline, answers_since })
     }
 }
 
@@ -240,6 +253,7 @@ impl StoryBuilder<'_> {
     /// A key: what the gateway or a worker did under it.
     async fn key(&mut self, key: KeyId) -> Result<(), Refusal> {
         if let Some(snapshot) = self.admin.engine.store().get(key).await? {
+            self.has_key = true;
             self.record(&snapshot, "key", "claim");
             self.requests(&snapshot);
             if let Ok(pipeline) = self.admin.pipeline() {
@@ -255,8 +269,8 @@ impl StoryBuilder<'_> {
         let mut knows_doubt = false;
         let mut last_end = None;
         for request in self.admin.requests.of_key(snapshot.id, REQUESTS) {
-            let AnsweredRequest { at, request_id, outcome, status, run } = request;
-            if let Some(EffectRun { arrived, doubt }) = run {
+            let AnsweredRequest { arrived, at, request_id, outcome, status, run } = request;
+            if let Some(EffectRun { doubt }) = run {
                 // The record has the last claim only.
                 if at < record.claimed_at {
                     // A request that waited for another one claimed the key when that one had ended.
@@ -278,11 +292,20 @@ impl StoryBuilder<'_> {
                 last_end = Some(at);
             }
             let what = match outcome {
-                "replayed" => "answered from the record",
-                "not_stored" => "answered, answer not stored",
+                AnswerOutcome::Replayed => "answered from the record",
+                AnswerOutcome::Refused(_) | AnswerOutcome::VerifyRefused => "refused",
+                AnswerOutcome::Released => "answered, key free again",
+                AnswerOutcome::Doubtful | AnswerOutcome::NotStored | AnswerOutcome::Tombstone => {
+                    "answered, answer not stored"
+                }
                 _ => "answered",
             };
-            let more = json!({ "request_id": request_id, "http_status": status });
+            let why = (what == "refused").then(|| outcome.name());
+            let took_ms = at.as_micros().saturating_sub(arrived.as_micros()) / 1_000;
+            let more = json!({
+                "request_id": request_id, "http_status": status, "why": why,
+                "took_ms": took_ms,
+            });
             self.add_entry(at, "gateway", what, &id, more);
         }
         // Of a lost process, or of one that was started again since.
@@ -617,8 +640,12 @@ impl StoryBuilder<'_> {
         for audited in &lines.items {
             let line = &audited.line;
             let (reason, states) = read(line);
-            let (before, after) = states.map(|states| (states.before, states.after)).unzip();
-            let more = json!({ "who": line.who, "reason": reason, "before": before, "after": after });
+            let mut more = json!({ "who": line.who, "reason": reason });
+            if let Some(States { before, after, attempt }) = states {
+                more["before"] = before.into();
+                more["after"] = after.into();
+                more["attempt"] = Some(attempt).filter(|attempt| !attempt.is_empty()).into();
+            }
             self.add_entry(audited.at, "audit", &line.action, subject, more);
         }
         Ok(())

@@ -192,7 +192,7 @@ pub(crate) struct TargetChange {
     /// Number of deliveries that became due. Only for retry.
     #[serde(skip_serializing_if = "Option::is_none")]
     retried: Option<u64>,
-    /// Why nothing is sent to the target now. Only for retry.
+    /// Why nothing is sent to the target now. Only for resume and retry.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting: Option<String>,
     /// True if a pause met a paused target, or a resumption one that was not paused: nothing was changed.
@@ -304,7 +304,10 @@ pub(crate) async fn change_target(
     };
     let pauses = pipeline.ledger.paused_targets().await?;
     let paused = pauses.iter().find(|pause| pause.target == name).map(PauseDetails::new);
-    let waiting = retried.and_then(|_| why_waiting(pipeline, &pauses, &name));
+    let waiting = match action {
+        TargetAction::Pause => None,
+        TargetAction::Resume | TargetAction::Retry => why_waiting(pipeline, &pauses, &name),
+    };
     admin.metrics.deliveries().set_pauses(pauses);
     tracing::info!(
         target: "semel::audit", audit = true,

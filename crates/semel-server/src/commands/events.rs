@@ -198,7 +198,16 @@ fn print_story(story: &Value) -> anyhow::Result<()> {
         .flatten()
         .map(|moment| [cell(moment, "at"), cell(moment, "place"), cell(moment, "what"), details(moment)])
         .collect();
-    table_of_texts(["WHEN", "WHERE", "WHAT", ""], &rows)
+    table_of_texts(["WHEN", "WHERE", "WHAT", ""], &rows)?;
+    // What was answered before, by this process, is nowhere.
+    if let (Some(since), Some(first)) = (story["answers_since"].as_str(), story["timeline"][0]["at"].as_str())
+        && first < since
+    {
+        eprintln!(
+            "this server started at {since}: what it answered before is not listed, except by the request that claimed the key last"
+        );
+    }
+    Ok(())
 }
 
 /// All other members of an entry.

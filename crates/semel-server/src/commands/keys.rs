@@ -23,7 +23,7 @@ use crate::misused::Misused;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeysCommand {
-    /// List keys, those in doubt with the oldest first; or find one by namespace, scope and value
+    /// List keys: those in doubt with the oldest first, others by id, page by page; or find one by namespace, scope and value
     List {
         /// Only keys in this phase
         #[arg(long, visible_alias = "state", value_parser = phases())]
@@ -97,8 +97,8 @@ pub(crate) enum KeysCommand {
         #[arg(long, requires = "status")]
         body: Option<String>,
         /// Reason, for the audit log
-        #[arg(long)]
-        reason: String,
+        #[arg(long, required_unless_present = "dry_run")]
+        reason: Option<String>,
         /// Only show the request and the answer that its clients will get
         #[arg(long)]
         dry_run: bool,
@@ -161,16 +161,23 @@ pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
             }
             let found = found["items"].as_array().map_or(&[][..], Vec::as_slice);
             list(found)?;
-            if found.is_empty() {
-                eprintln!(
+            match found {
+                [] => eprintln!(
                     "a key belongs to the credential that it came with: give the client's own header with --header"
-                );
+                ),
+                [one] => next_steps(one),
+                _ => {}
             }
             Ok(())
         }
         KeysCommand::Show { id, remote } => {
             let shown = get(&AdminClient::of(&remote)?, &format!("/v1/keys/{}", encode(&id))).await?;
-            if remote.json { print(&shown) } else { show(shown) }
+            if remote.json {
+                return print(&shown);
+            }
+            show(shown.clone())?;
+            next_steps(&shown);
+            Ok(())
         }
         KeysCommand::Forget { id, reason, force, yes, remote } => {
             // Scripts cannot answer. They have said what they want, with a reason.
@@ -186,6 +193,7 @@ pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
                 (None, Some(status)) => Some(given_answer(status, body)?),
                 (None, None) => None,
             };
+            let reason = reason.unwrap_or_default();
             let mut request = SettleRequest { reason, run: run && outcome.is_none(), outcome, fence: None };
             let client = AdminClient::of(&remote)?;
             let path = format!("{PATH}/{}/preview", encode(&id));
@@ -261,7 +269,12 @@ async fn change(remote: &Remote, id: &str, action: &str, body: &impl Serialize) 
         return print(&done);
     }
     let text = |name: &str| done[name].as_str().unwrap_or_default().to_owned();
-    write_line(&format!("{}: {} -> {}", text("id"), text("before"), text("after")))
+    let means = match text("after").as_str() {
+        "bound" => "; the next request with this key runs",
+        "vacant" => "; the next request with this key runs as if none had come",
+        _ => "",
+    };
+    write_line(&format!("{}: {} -> {}{means}", text("id"), text("before"), text("after")))
 }
 
 /// The answer that an operator gives on the command line.
@@ -335,6 +348,15 @@ fn show(mut shown: Value) -> anyhow::Result<()> {
         answer_lines(&answer).iter().try_for_each(|line| write_line(line))?;
     }
     Ok(())
+}
+
+/// The commands that go on from a key.
+fn next_steps(key: &Value) {
+    let id = cell(key, "id");
+    if cell(key, "phase") == "in_doubt" {
+        eprintln!("settle it after a look at the upstream: semel keys settle {id} --help");
+    }
+    eprintln!("its requests and what happened: semel events show {id}");
 }
 
 /// The body of a search, so that neither key nor credential is part of a URL.

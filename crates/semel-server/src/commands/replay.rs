@@ -50,7 +50,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "ID")]
     pub(crate) event_id: Option<String>,
     /// Only these targets, separated by commas
-    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    #[arg(long, visible_alias = "target", value_name = "A,B", value_delimiter = ',')]
     pub(crate) targets: Vec<String>,
     /// resume: skip completed deliveries; re-execute: run effects again; as-new: send as new events [default: resume]
     #[arg(long, value_name = "M", value_parser = ["resume", "re-execute", "as-new"])]

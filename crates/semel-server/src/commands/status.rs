@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::listing::Watch;
-use super::remote::{cell, get, print, texts, totals};
+use super::remote::{cell, get, print, totals};
 use super::screen::{age, readable};
 use super::table::fields;
 use super::targets::paused;
@@ -95,11 +95,14 @@ fn lines(status: &Value) -> Vec<(&'static str, String, &'static str)> {
     let is_pending = pipeline["dead_letters"]["pending"].as_u64().is_some_and(|count| count > 0);
     let letters = none_or(totals(&pipeline["dead_letters"]));
     add("dead letters", if is_pending { "dead" } else { "" }, letters);
+    let replays: Vec<String> = pipeline["replays"].as_array().into_iter().flatten().map(replay).collect();
+    let is_paused = pipeline["replays"].as_array().into_iter().flatten().any(|job| job["state"] == "paused");
+    add("replays", if is_paused { "paused" } else { "" }, none_or(replays.join("; ")));
     add("buffer", "", format!("{} runs", cell(pipeline, "buffered_runs")));
-    let open = texts(&pipeline["open_breakers"]);
-    match open.as_str() {
+    let open: Vec<String> = pipeline["breakers"].as_array().into_iter().flatten().map(breaker).collect();
+    match open.join("; ").as_str() {
         "" => add("breakers", "", "all closed".to_owned()),
-        open => add("breakers", "open", format!("not closed: {open}")),
+        open => add("breakers", "open", open.to_owned()),
     }
     let pauses = pipeline["paused_targets"].as_array().into_iter().flatten();
     let pauses: Vec<String> =
@@ -109,6 +112,21 @@ fn lines(status: &Value) -> Vec<(&'static str, String, &'static str)> {
         pauses => add("paused", "paused", pauses.to_owned()),
     }
     lines
+}
+
+/// A circuit breaker that is not closed.
+fn breaker(open: &Value) -> String {
+    let [target, state, until] = ["target", "state", "open_until"].map(|name| cell(open, name));
+    match until.as_str() {
+        "" => format!("{target} {state}"),
+        until => format!("{target} {state} until {until}"),
+    }
+}
+
+/// A replay job that has not ended.
+fn replay(job: &Value) -> String {
+    let [id, state, pending, note] = ["id", "state", "pending", "note"].map(|name| cell(job, name));
+    format!("{id} {state}, {pending} to go: {note}")
 }
 
 /// The version of the server, and that of this command if it is another one.

@@ -165,6 +165,8 @@ struct KeyPage {
     outcome: Option<AnswerContent>,
     outcome_text: Option<String>,
     timeline: Timeline,
+    /// When the server started, if it answered requests before that it no longer knows.
+    restarted_at: Option<String>,
     may_settle: bool,
     may_forget: bool,
 }
@@ -198,6 +200,7 @@ pub(super) async fn show(
             outcome: outcome.filter(|outcome| outcome.kind() != "json").and_then(AnswerContent::new),
             outcome_text,
             timeline: Timeline::new(&story),
+            restarted_at: story.restarted_at().map(str::to_owned),
             may_settle: phase == Phase::InDoubt && visitor.may(&actions::SETTLE_KEY),
             may_forget: phase != Phase::Vacant && visitor.may(&actions::FORGET_KEY),
             row,

@@ -17,6 +17,7 @@ use super::html::{self, Html};
 use super::page::{Notice, Page, Section, answer, go, message_of, show};
 use super::strip::Strip;
 use super::visitor::{Submission, Visitor};
+use crate::admin::answer::reason;
 use crate::admin::audit::run_to_completion;
 use crate::admin::keys::{SettleRequest, check_fence, find, preview_settlement, settle_key};
 use crate::admin::records::{AnswerContent, phase_name};
@@ -161,7 +162,9 @@ pub(super) async fn settle(
             Ok(asked) => asked,
             Err(problem) => return page(&admin, &visitor, &id, fields, None, Some(problem)).await,
         };
-        let preview = match preview_settlement(&snapshot, &asked) {
+        // The form that settles is the page of the preview, which must not need another field.
+        let preview = reason(&asked.reason).and_then(|_| preview_settlement(&snapshot, &asked));
+        let preview = match preview {
             Ok(preview) => preview,
             Err(refusal) => {
                 let problem = Some(refusal.detail().to_owned());

@@ -56,7 +56,7 @@ impl TimelineEntry {
             ("delivery", "attempt started") | ("claim" | "trigger", "claimed") => Tone::Run,
             ("delivery", "due") | ("buffer", _) => Tone::Wait,
             ("dead letter", "written") => Tone::Bad,
-            ("claim", "result unknown") => Tone::Warn,
+            ("claim", "result unknown") | ("gateway", "refused") => Tone::Warn,
             ("gateway" | "event", _) => Tone::Ok,
             ("audit", _) => Tone::Mute,
             (_, state) => Tone::of(state),
@@ -83,7 +83,7 @@ fn detail(name: &str, value: &Value) -> Option<(String, Html)> {
         Value::Null => return None,
         Value::String(text) if text.is_empty() => return None,
         Value::String(text) => text.clone(),
-        Value::Number(number) if name == "latency_ms" => {
+        Value::Number(number) if matches!(name, "latency_ms" | "took_ms") => {
             html::duration(std::time::Duration::from_secs_f64(number.as_f64().unwrap_or(0.0).max(0.0) / 1e3))
         }
         Value::Object(members) => {
@@ -119,6 +119,8 @@ struct StoryPage {
     found: Vec<(&'static str, Html, Option<Html>)>,
     timeline: Timeline,
     summary: String,
+    /// When the server started, if it answered requests before that it no longer knows.
+    restarted_at: Option<String>,
 }
 
 pub(super) async fn show(
@@ -140,6 +142,7 @@ pub(super) async fn show(
             found: found.collect(),
             timeline: Timeline::new(&story),
             summary: summary(&story),
+            restarted_at: story.restarted_at().map(str::to_owned),
             id,
         }))
     })
@@ -151,7 +154,8 @@ fn summary(story: &Story) -> String {
     let count = |place: &str, what: &str| {
         story.timeline.iter().filter(|entry| entry.place == place && entry.what.starts_with(what)).count()
     };
-    let (requests, replayed) = (count("gateway", "answered"), count("gateway", "answered from the record"));
+    let (requests, replayed) = (count("gateway", ""), count("gateway", "answered from the record"));
+    let refused = count("gateway", "refused");
     let attempts = count("delivery", "attempt started");
     let mut parts = Vec::new();
     if requests > 0 {
@@ -159,6 +163,9 @@ fn summary(story: &Story) -> String {
         parts.push(format!(
             "{requests} {plural}, {replayed} of them answered from the record without running again"
         ));
+        if refused > 0 {
+            parts.push(format!("{refused} refused without running"));
+        }
     }
     if attempts > 0 {
         parts.push(format!("{attempts} {} to deliver", if attempts == 1 { "attempt" } else { "attempts" }));

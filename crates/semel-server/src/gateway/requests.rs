@@ -8,13 +8,15 @@ use std::collections::{HashMap, VecDeque};
 use parking_lot::Mutex;
 use semel::key::KeyId;
 use semel::time::{Clock as _, SystemClock, Timestamp};
+use semel_http::observe::AnswerOutcome;
 
 /// Number of remembered requests: about ten MB.
 const KEPT: usize = 1 << 16;
 
 /// The requests that were answered last.
-#[derive(Default)]
 pub(crate) struct Requests {
+    /// Requests that were answered before are not known.
+    since: Timestamp,
     kept: Mutex<KeptRequests>,
 }
 
@@ -36,10 +38,10 @@ struct KeptRequest {
 /// A request as it is remembered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AnsweredRequest {
+    pub(crate) arrived: Timestamp,
     pub(crate) at: Timestamp,
     pub(crate) request_id: Box<str>,
-    /// How it was answered: `replayed`, `not_stored` or `answered`.
-    pub(crate) outcome: &'static str,
+    pub(crate) outcome: AnswerOutcome,
     pub(crate) status: u16,
     /// `None` if the effect did not run for this request.
     pub(crate) run: Option<EffectRun>,
@@ -48,8 +50,6 @@ pub(crate) struct AnsweredRequest {
 /// The run of an effect for a request, which held the claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EffectRun {
-    /// When the request came.
-    pub(crate) arrived: Timestamp,
     /// Why the result is unknown.
     pub(crate) doubt: Option<Box<str>>,
 }
@@ -64,16 +64,29 @@ fn hash(request_id: &[u8]) -> RequestHash {
 }
 
 impl Requests {
-    /// Records that a request with this id was answered under this key. A later request with the same id replaces it.
+    /// Remembers requests from now on.
+    pub(crate) fn new() -> Self {
+        Self { since: SystemClock.now(), kept: Mutex::default() }
+    }
+
+    /// The answers before this time are not known.
+    pub(crate) fn since(&self) -> Timestamp {
+        self.since
+    }
+
+    /// Records that a request with this id was answered under this key. A later request with the same id replaces it. `arrived`
+    /// is `None` if the answer took no time.
     pub(super) fn note(
         &self,
         request_id: &[u8],
         key: KeyId,
-        (outcome, status): (&'static str, u16),
+        (outcome, status): (AnswerOutcome, u16),
+        arrived: Option<Timestamp>,
         run: Option<EffectRun>,
     ) {
-        let id = String::from_utf8_lossy(request_id).into();
-        let answered = AnsweredRequest { at: SystemClock.now(), request_id: id, outcome, status, run };
+        let (id, at) = (String::from_utf8_lossy(request_id).into(), SystemClock.now());
+        let arrived = arrived.unwrap_or(at);
+        let answered = AnsweredRequest { arrived, at, request_id: id, outcome, status, run };
         self.keep(KeptRequest { hash: hash(request_id), key, answered: Some(answered) });
     }
 
@@ -120,15 +133,21 @@ mod tests {
 
     #[test]
     fn the_last_requests_are_remembered_and_no_more() {
-        let requests = Requests::default();
+        let requests = Requests::new();
         let key = |number: usize| KeyId::from_bytes((number as u128).to_be_bytes());
         for number in 0..KEPT + 10 {
-            requests.note(format!("r-{number}").as_bytes(), key(number), ("answered", 201), None);
+            requests.note(
+                format!("r-{number}").as_bytes(),
+                key(number),
+                (AnswerOutcome::Ran, 201),
+                None,
+                None,
+            );
         }
         assert_eq!(requests.key("r-9"), None);
         assert_eq!(requests.key("r-10"), Some(key(10)));
         assert_eq!(requests.key(&format!("r-{}", KEPT + 9)), Some(key(KEPT + 9)));
-        requests.note(b"r-11", key(1), ("answered", 201), None);
+        requests.note(b"r-11", key(1), (AnswerOutcome::Ran, 201), None, None);
         assert_eq!(requests.key("r-11"), Some(key(1)), "the last one counts");
         let kept = requests.kept.lock();
         assert_eq!((kept.keys.len(), kept.order.len()), (KEPT - 1, KEPT));
@@ -136,17 +155,18 @@ mod tests {
 
     #[test]
     fn the_requests_of_a_key_are_told_in_their_order() {
-        let requests = Requests::default();
+        let requests = Requests::new();
         let (key, other) = (KeyId::from_bytes([1; 16]), KeyId::from_bytes([2; 16]));
-        requests.note(b"r-1", key, ("answered", 201), None);
+        requests.note(b"r-1", key, (AnswerOutcome::Ran, 201), None, None);
         requests.note_alias(b"upstream-1", key);
-        requests.note(b"r-2", other, ("answered", 201), None);
+        requests.note(b"r-2", other, (AnswerOutcome::Ran, 201), None, None);
         // A client that repeats its own request id is counted each time.
         for _ in 0..2 {
-            requests.note(b"r-1", key, ("replayed", 201), None);
+            requests.note(b"r-1", key, (AnswerOutcome::Replayed, 201), None, None);
         }
         let outcomes: Vec<_> = requests.of_key(key, 10).iter().map(|request| request.outcome).collect();
-        assert_eq!(outcomes, ["answered", "replayed", "replayed"]);
+        use AnswerOutcome::{Ran, Replayed};
+        assert_eq!(outcomes, [Ran, Replayed, Replayed]);
         assert_eq!(requests.of_key(key, 1).len(), 1);
         assert_eq!(requests.key("upstream-1"), Some(key));
     }

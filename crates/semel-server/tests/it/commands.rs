@@ -282,9 +282,10 @@ fn a_closed_pipe_ends_a_command_silently() {
     for args in
         [&["config", "example"][..], &["config", "schema"], &["metrics", "list"], &["metrics", "dashboard"]]
     {
-        let mut child = semel().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        drop(child.stdout.take());
-        let output = child.wait_with_output().unwrap();
+        // Closed before the command writes.
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = semel().args(args).stdout(writer).stderr(Stdio::piped()).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{args:?}");
         assert_eq!(output.status.code(), Some(141), "{args:?}");
     }

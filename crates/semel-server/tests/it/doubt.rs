@@ -151,7 +151,7 @@ fn a_settlement_is_shown_before_it_is_made() {
         assert!(asked.err.contains(part), "{part}: {}", asked.err);
     }
     assert_eq!(in_doubt(&semel).len(), 1, "nothing was changed");
-    let run = settle(&["--run", "--dry-run"]);
+    let run = keys(&semel, &["settle", id.as_str(), "--run", "--dry-run"]);
     assert!(run.code == Some(0) && run.err.contains("sent to the upstream again"), "{}", run.err);
     assert_eq!(in_doubt(&semel).len(), 1, "nothing was changed");
     // Not a terminal: nobody can be asked.

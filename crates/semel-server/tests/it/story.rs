@@ -67,6 +67,19 @@ fn a_gateway_request_is_found_by_its_id() {
         assert_eq!((id_of(&told, "key"), id_of(&told, "request")), (key.clone(), request.to_owned()));
         assert_eq!(told["timeline"], first["timeline"]);
     }
+    // Each says what became of it, and how long it took.
+    let told = story(&admin, &key).expect(200)["timeline"].clone();
+    let answers: Vec<&Value> =
+        told.as_array().unwrap().iter().filter(|entry| entry["place"] == "gateway").collect();
+    let whats: Vec<&Value> = answers.iter().map(|answer| &answer["what"]).collect();
+    assert_eq!(whats, ["answered", "answered from the record", "answered from the record", "refused"]);
+    assert!(answers.iter().all(|answer| answer["took_ms"].is_u64()), "{told:#}");
+    assert_eq!((&answers[3]["why"], &answers[3]["http_status"]), (&json!("conflict"), &json!(422)));
+    let note = |semel: &Semel, id: &str| {
+        let told = run(&["events", "show", id, "--admin", semel.admin_url()]);
+        String::from_utf8_lossy(&told.stderr).into_owned()
+    };
+    assert_eq!(note(&semel, &key), "", "nothing is left out");
     assert_ne!(id_of(&story(&admin, "req-other").expect(200), "key"), key);
     // Without an id of the caller's: what the upstream saw.
     assert_eq!(client.with("idempotency-key", "unnamed").post("/pay", "{}").status, 201);
@@ -86,7 +99,17 @@ fn a_gateway_request_is_found_by_its_id() {
         let told = run(&["events", "show", request, "--admin", semel.admin_url()]);
         assert!(String::from_utf8_lossy(&told.stdout).contains("claimed"), "{told:?}");
     }
+    assert!(note(&semel, &key).contains("what it answered before is not listed"), "{}", note(&semel, &key));
+    let page = admin.get(&format!("/story/{key}")).text();
+    assert!(page.contains("What it answered before is not listed"), "{page}");
     assert_eq!(story(&admin, "req-second").status, 404, "what only the process remembered is gone with it");
+    // The request of a forgotten key is in the audit log alone.
+    admin.post(&format!("/v1/keys/{key}/forget"), r#"{"reason": "tidy"}"#).expect(200);
+    let audited = admin.get(&format!("/v1/audit?subject={key}")).expect(200);
+    assert!(
+        audited["items"][0]["attempt"].as_str().unwrap().ends_with(" for request req-first"),
+        "{audited:#}"
+    );
 }
 
 // Through another server of the same store, while the call is in flight and after its server is gone: when the story is wanted

@@ -153,7 +153,11 @@ fn a_timeline_keeps_what_happened() {
         asked["reason"] = "asked the bank".into();
         world.api().post(&format!("/v1/keys/{id}/settle"), &asked.to_string()).expect(200);
     };
+    let attempt = format!("attempt 1 of {}", claims()[0]["at"].as_str().unwrap());
     settle(json!({ "run": true }));
+    // The record forgets the attempt with the next claim; the audit log does not.
+    let audited = world.api().get(&format!("/v1/audit?subject={id}")).expect(200);
+    assert_eq!(audited["items"][0]["attempt"], attempt);
     let number = first.trim_start_matches("lost-");
     assert!(world.client(&first, "second").post(&format!("/lost/{number}"), "{}").status >= 500);
     assert_eq!(whats(), ["claimed", "in_doubt", "claimed", "in_doubt"]);

@@ -57,6 +57,9 @@ fn a_list_of_dead_letters_reads_on_and_groups_count_by_status() {
     let (_, rest, end) = run(&semel, &["dlq", "list", "--cursor", cursor]);
     assert!(rest.contains(ids[2]) && rest.contains(ids[4]) && !rest.contains(ids[1]), "{rest}");
     assert!(end.is_empty(), "{end}");
+    let (_, _, refused) = run(&semel, &["dlq", "list", "--cursor", "abc"]);
+    assert!(refused.contains("not one of this listing"), "{refused}");
+    assert!(!semel.log().contains("store unavailable"), "a refusal is not an outage");
     // Pending by default; the rest by its status.
     assert!(run(&semel, &["dlq", "discard", ids[0], "--reason", "a test"]).0);
     assert!(!run(&semel, &["dlq", "list"]).1.contains(ids[0]));
@@ -191,10 +194,17 @@ fn the_state_of_a_server_is_seen_at_a_glance() {
     assert!(line("crm").contains("open") && line("crm").contains("in "), "half-opens when: {shown}");
     assert!(line("bank").contains("closed") && line("bank").contains("100% of 3"), "{shown}");
     let (_, busy, _) = run(&semel, &["status"]);
-    assert!(busy.contains("not closed: crm"), "{busy}");
+    assert!(busy.contains("crm open until "), "{busy}");
     let (_, json, _) = run(&semel, &["status", "--json"]);
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&json["ready"], &json["pipeline"]["open_breakers"][0]), (&true.into(), &"crm".into()));
+    assert_eq!(json["pipeline"]["breakers"][0]["state"], "open");
+    let (_, waits, _) = run(&semel, &["deliveries", "list", "--target", "crm"]);
+    let (_, waits, _) =
+        run(&semel, &["deliveries", "show", waits.lines().nth(1).unwrap().split(' ').next().unwrap()]);
+    assert!(waits.contains("the circuit breaker of crm is open until "), "{waits}");
+    let (_, resumed, _) = run(&semel, &["targets", "resume", "crm", "--reason", "a test"]);
+    assert!(resumed.contains("nothing is sent now: the circuit breaker of crm is open until "), "{resumed}");
     let (_, listed, _) = run(&semel, &["deliveries", "list", "--target", "bank", "--state", "done"]);
     assert_eq!(listed.matches("dlv_").count(), 3, "{listed}");
     let id = listed.lines().nth(1).unwrap().split(' ').next().unwrap();
@@ -204,7 +214,7 @@ fn the_state_of_a_server_is_seen_at_a_glance() {
     assert!(events.lines().nth(1).unwrap().contains("done"), "{events}");
     let (done, wrong, said) = run(&semel, &["deliveries", "list", "--state", "nope"]);
     assert!(!done && wrong.is_empty() && said.contains("possible values: idle, queued"), "{said}");
-    let (_, none, said) = run(&semel, &["audit"]);
+    let (_, none, said) = run(&semel, &["audit", "--subject", "nobody"]);
     assert!(none.starts_with("WHEN") && said.contains("nothing found"), "{none}{said}");
 }
 

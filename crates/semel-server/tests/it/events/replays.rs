@@ -111,6 +111,15 @@ fn a_job_whose_canary_fails_pauses_itself_and_letters_are_parked() {
     let jobs = admin.get("/v1/replays").expect(200);
     let job = jobs["items"][0]["id"].as_str().unwrap();
     assert_eq!(jobs["items"][0]["counts"]["pending"], 2, "the rest was not sent");
+    // The next person on call sees that it waits.
+    let status = admin.get("/v1/status").expect(200)["pipeline"]["replays"].clone();
+    assert_eq!(
+        (&status[0]["id"], &status[0]["state"], &status[0]["pending"]),
+        (&job.into(), &"paused".into(), &2.into())
+    );
+    let shown = run(&["status", "--admin", semel.admin_url()]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains(&format!("{job} paused, 2 to go: 2 of the last 2 failed again")), "{shown}");
     sink.answer_with(200);
     let (done, told) = replay(&semel, &["--job", job, "--resume"]);
     assert!(!done && told.contains("2 of 4 replayed"), "{told}");

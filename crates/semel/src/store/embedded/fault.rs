@@ -19,11 +19,13 @@ pub(super) struct BatchFault {
     message: String,
     /// True if the log names the cause.
     pub(super) is_logged: bool,
+    /// True if the statement failed and not the disk: a caller's own refusal or mistake.
+    pub(super) is_callers: bool,
 }
 
 impl BatchFault {
     pub(super) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), is_logged: false }
+        Self { kind, message: message.into(), is_logged: false, is_callers: false }
     }
 
     /// The same message for a caller whose command may have been written.
@@ -98,6 +100,10 @@ impl Faults {
     /// A failure while reading, or before the commit.
     pub(super) fn explain(&self, error: &rusqlite::Error) -> BatchFault {
         let file = self.file.display();
+        if is_callers(error) {
+            let message = format!("{file}: the transaction failed; nothing was changed ({error})");
+            return BatchFault { is_callers: true, ..BatchFault::new(ErrorKind::Unavailable, message) };
+        }
         let (kind, way_out) = match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => (
                 ErrorKind::Full,
@@ -197,6 +203,21 @@ impl Faults {
     pub(super) fn corrupt(&self, what: &str) -> BatchFault {
         BatchFault::new(ErrorKind::Corrupt, format!("{}: {what}", self.file.display()))
     }
+}
+
+/// True if the file and the disk are well: what ran in the transaction gave up, or its statement is wrong.
+fn is_callers(error: &rusqlite::Error) -> bool {
+    matches!(
+        error.sqlite_error_code(),
+        None | Some(
+            ErrorCode::Unknown
+                | ErrorCode::ConstraintViolation
+                | ErrorCode::TypeMismatch
+                | ErrorCode::ParameterOutOfRange
+                | ErrorCode::TooBig
+                | ErrorCode::ApiMisuse
+        )
+    )
 }
 
 /// The state after a statement before the commit failed.

@@ -58,7 +58,9 @@ impl WriterShared {
 
     /// Logs that the disk is full or fails, once until it works again.
     fn log(&self, mut fault: BatchFault) -> BatchFault {
-        if matches!(fault.kind, ErrorKind::Full | ErrorKind::Unavailable | ErrorKind::Poisoned) {
+        if !fault.is_callers
+            && matches!(fault.kind, ErrorKind::Full | ErrorKind::Unavailable | ErrorKind::Poisoned)
+        {
             self.refused.refused(&fault.to_string());
             fault.is_logged = true;
         }

@@ -164,6 +164,22 @@ async fn dropping_the_store_executes_what_waits() {
     }
 }
 
+/// A caller's own transaction that gives up, or has a mistake, is not an outage of the disk.
+#[tokio::test]
+async fn a_failed_transaction_of_a_caller_is_no_outage() {
+    let place = Place::new();
+    let store = place.open();
+    let gives_up = |_: &rusqlite::Transaction<'_>| Err::<(), _>(rusqlite::Error::QueryReturnedNoRows);
+    let mistake =
+        |transaction: &rusqlite::Transaction<'_>| transaction.execute_batch("SELECT * FROM nowhere");
+    let reads = store.read(|connection| connection.execute_batch("SELECT * FROM nowhere"));
+    for error in
+        [store.transact(gives_up).await, store.transact(mistake).await, reads].map(Result::unwrap_err)
+    {
+        assert!(!error.is_logged() && error.to_string().contains("the transaction failed"), "{error}");
+    }
+}
+
 /// As `disk_full`, with a limit that SQLite enforces: no space for new pages.
 #[tokio::test(flavor = "multi_thread")]
 async fn disk_full_of_pages() {
