@@ -20,6 +20,7 @@ mod dead_letters;
 mod diff;
 mod events;
 mod html;
+mod key_find;
 mod key_search;
 mod keys;
 mod letter_actions;
@@ -128,6 +129,7 @@ pub(crate) fn router(admin: &Arc<Admin>) -> Router<Arc<Admin>> {
         .route("/shortcuts", post(login::set_shortcuts))
         .route("/search", get(search::search))
         .route("/keys", get(keys::list))
+        .route("/keys/find", get(key_find::form).post(key_find::find))
         .route("/keys/{id}", get(keys::show))
         .route(actions::SETTLE_KEY.path, get(settle::form).post(settle::settle))
         .route(actions::FORGET_KEY.path, get(keys::forget_form).post(keys::forget))

@@ -244,7 +244,16 @@ async fn find_sent(
     State(admin): State<Arc<Admin>>,
     body: JsonBody<FindRequest>,
 ) -> Result<Answer<Page<KeyDetails>>, Refusal> {
-    let FindRequest { key, headers } = body.read()?;
+    let found = find_by_sent_key(&admin, body.read()?).await?;
+    Page::answer(found.iter().map(KeyDetails::new).collect(), None)
+}
+
+/// The records of a key as a client sent it: the gateway may know it under several rules.
+///
+/// # Errors
+/// The headers name no caller, or this server has no gateway.
+pub(crate) async fn find_by_sent_key(admin: &Admin, asked: FindRequest) -> Result<Vec<Snapshot>, Refusal> {
+    let FindRequest { key, headers } = asked;
     let gateway = admin.gateway.as_ref().ok_or_else(|| {
         let detail = "this server has no gateway, so it does not know how a client's key is hashed; ask a server of the \
                       same store that has one, or use `semel keys list --namespace … --key …`";
@@ -262,9 +271,9 @@ async fn find_sent(
     let mut items = Vec::new();
     for key in keys {
         let id = key.id(&admin.secret).map_err(|error| Refusal::bad(format!("key: {error}")))?;
-        items.extend(admin.engine.store().get(id).await?.as_ref().map(KeyDetails::new));
+        items.extend(admin.engine.store().get(id).await?);
     }
-    Page::answer(items, None)
+    Ok(items)
 }
 
 /// Headers that somebody gives by hand.

@@ -240,7 +240,7 @@ pub(crate) struct ReplayPlan {
     /// Number of items that cannot be replayed now.
     pub(crate) conflict: usize,
     /// Number of items by failure signature.
-    by_signature: Map<String, Value>,
+    pub(crate) by_signature: Map<String, Value>,
     /// The first 1000 items.
     pub(crate) items: Vec<PlannedItem>,
     /// Number of items that are not in `items`.

@@ -342,7 +342,7 @@ async fn retry_waiting(pipeline: &Pipeline, target: &str) -> Result<u64, Refusal
 }
 
 /// Why nothing is sent to a target at present: it is paused, or its circuit breaker is open. `None` if it gets deliveries.
-pub(super) fn why_waiting(pipeline: &Pipeline, pauses: &[TargetPause], target: &str) -> Option<String> {
+pub(crate) fn why_waiting(pipeline: &Pipeline, pauses: &[TargetPause], target: &str) -> Option<String> {
     if let Some(pause) = pauses.iter().find(|pause| pause.target == target) {
         let TargetPause { by, since, reason, .. } = pause;
         return Some(format!("{target} is paused by {by} since {}: {reason}", time(*since)));

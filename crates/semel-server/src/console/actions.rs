@@ -49,6 +49,14 @@ actions! {
 /// Forms that change nothing but the visit itself.
 const OWN: [&str; 4] = ["/login", "/logout", "/theme", "/shortcuts"];
 
+/// A form that reads: what it asks for is a secret, so it is not in an address.
+pub(super) const FIND_KEY: ConsoleAction = ConsoleAction {
+    path: "/keys/find",
+    form: "/keys/find",
+    api: "/v1/keys/find",
+    command: "semel keys find",
+};
+
 impl ConsoleAction {
     /// The right that the same call of the API needs.
     fn right(&self) -> Option<Right> {
@@ -64,13 +72,14 @@ impl ConsoleAction {
     /// only the action needs, such as a payload. A form whose path is not listed needs the most.
     pub(super) fn right_at(method: &Method, path: &str) -> Option<Right> {
         if matches!(*method, Method::GET | Method::HEAD) {
-            let action = ALL.iter().find(|action| action.form == path);
+            let action = ALL.iter().chain(&[&FIND_KEY]).find(|action| action.form == path);
             return action.map_or(Some(Right::Look), |action| action.right());
         }
         if OWN.contains(&path) {
             return None;
         }
         ALL.iter()
+            .chain(&[&FIND_KEY])
             .find(|action| action.path == path)
             .map_or(Some(Right::Administrate), |action| action.right())
     }

@@ -119,6 +119,11 @@ pub(super) fn when(moment: Timestamp) -> Html {
     Html(format!("<time datetime=\"{exact}\" title=\"{exact}\" data-at=\"{seconds}\">{text}</time>"))
 }
 
+/// The time of day of a moment, in UTC.
+pub(super) fn clock(moment: Timestamp) -> String {
+    time(moment).get(11..19).unwrap_or_default().to_owned()
+}
+
 /// A moment that may not have come.
 pub(super) fn when_some(moment: Option<Timestamp>) -> Html {
     moment.map_or_else(|| Html::trusted("–"), when)

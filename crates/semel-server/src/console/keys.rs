@@ -39,19 +39,20 @@ pub(super) struct KeysQuery {
 }
 
 /// A key in a list.
-struct KeyRow {
-    id: String,
-    hint: String,
-    phase: &'static str,
-    request: String,
-    request_id: String,
-    caller: String,
-    claimed: Html,
+/// A key in a list.
+pub(super) struct KeyRow {
+    pub(super) id: String,
+    pub(super) hint: String,
+    pub(super) phase: &'static str,
+    pub(super) request: String,
+    pub(super) request_id: String,
+    pub(super) caller: String,
+    pub(super) claimed: Html,
     changed: Html,
 }
 
 impl KeyRow {
-    fn new(snapshot: &Snapshot) -> Self {
+    pub(super) fn new(snapshot: &Snapshot) -> Self {
         let (record, origin) = (&snapshot.record, snapshot.record.hint.origin());
         let part = |part: Option<&str>| part.unwrap_or_default().to_owned();
         let method = part(origin.and_then(|origin| origin.method()));
@@ -80,6 +81,7 @@ struct KeysPage {
     rows: Vec<KeyRow>,
     /// How far a search has come that did not read all records.
     searched: Option<String>,
+    may_find: bool,
     /// The address of its next part.
     next_part: Option<String>,
     next: Next,
@@ -126,6 +128,7 @@ pub(super) async fn list(
             next,
             filters,
             may_settle: visitor.may(&actions::SETTLE_KEY),
+            may_find: visitor.may(&actions::FIND_KEY),
         }))
     })
     .await
@@ -202,11 +205,18 @@ pub(super) async fn show(
             timeline: Timeline::new(&story),
             restarted_at: story.restarted_at().map(str::to_owned),
             may_settle: phase == Phase::InDoubt && visitor.may(&actions::SETTLE_KEY),
-            may_forget: phase != Phase::Vacant && visitor.may(&actions::FORGET_KEY),
+            may_forget: may_forget(&visitor, phase),
             row,
         }))
     })
     .await
+}
+
+/// True if the visitor may forget a key in this phase. Where its effect may be running or have happened, only an admin may.
+fn may_forget(visitor: &Visitor, phase: Phase) -> bool {
+    phase != Phase::Vacant
+        && visitor.may(&actions::FORGET_KEY)
+        && (!phase.is_in_progress() || visitor.caller.may(Right::Administrate).is_ok())
 }
 
 /// How often the effect ran for several requests, as far as the record says.

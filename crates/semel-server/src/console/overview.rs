@@ -25,6 +25,8 @@ use crate::admin::{Admin, Refusal};
 const HIGH_SHARE: f64 = 0.05;
 /// After this many first runs without one answer from the record, keys probably differ between retries.
 const LONG: u64 = 100_000;
+/// A share of fewer calls says nothing.
+const ENOUGH: u64 = 100;
 /// The narrowest and the widest chart, in samples: that of a young server grows from two minutes to ten.
 const COLUMNS: (usize, usize) = (40, 200);
 
@@ -170,7 +172,7 @@ impl LiveOverview {
 /// What the share of answers from the record means.
 fn hint(traffic: &Traffic, ran: u64, replayed: u64) -> Option<String> {
     match traffic.replay_share {
-        Some(share) if share > HIGH_SHARE => Some(format!(
+        Some(share) if share > HIGH_SHARE && traffic.calls >= ENOUGH => Some(format!(
             "{} of the calls are duplicates. Above 5 % a client usually retries too eagerly: look for one with short timeouts or \
              without backoff.",
             html::percent(share)
@@ -283,7 +285,11 @@ fn breaker(circuit: Circuit) -> (Html, Html) {
         Circuit::Closed => (html::state(Tone::Ok, "delivering"), Html::default()),
         Circuit::Open { until } => (
             html::state(Tone::Bad, "breaker open"),
-            Html::trusted(format!("Too many calls failed. The next call is tried {}.", html::when(until))),
+            Html::trusted(format!(
+                "Too many calls failed. The next call is tried {}, at {} UTC.",
+                html::when(until),
+                html::clock(until)
+            )),
         ),
         Circuit::HalfOpen => (
             html::state(Tone::Warn, "breaker half open"),

@@ -1,5 +1,6 @@
 //! A new replay: what to replay, the plan, the limits, then the start.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use askama::Template;
@@ -15,6 +16,7 @@ use super::strip::Strip;
 use super::visitor::{Submission, Visitor};
 use crate::admin::audit::run_to_completion;
 use crate::admin::replays::{ReplayPlan, ReplayRequest, create_job, plan_job};
+use crate::admin::targets::why_waiting;
 use crate::admin::{Admin, Refusal};
 use crate::commands::screen::time_since;
 use crate::config::parse_duration;
@@ -48,6 +50,8 @@ struct ReplayForm {
     targets: Vec<String>,
     modes: Vec<(&'static str, &'static str)>,
     plan: Option<ReplayPlan>,
+    /// Why targets of the plan get nothing now.
+    waits: Vec<String>,
     problem: Option<String>,
     command: String,
 }
@@ -247,6 +251,13 @@ async fn page(
             None
         }
     };
+    let mut waits = Vec::new();
+    if let Some(plan) = &plan {
+        let pipeline = admin.pipeline()?;
+        let pauses = pipeline.ledger.paused_targets().await?;
+        let targets: BTreeSet<&str> = plan.items.iter().map(|item| item.target.as_str()).collect();
+        waits.extend(targets.into_iter().filter_map(|target| why_waiting(pipeline, &pauses, target)));
+    }
     Ok(show(&ReplayForm {
         page: Page::new(admin, visitor, Section::Replays, "New replay").await,
         fields,
@@ -257,6 +268,7 @@ async fn page(
             (ReplayMode::AsNew.as_str(), "sent as new events with new keys"),
         ],
         plan,
+        waits,
         problem,
         command,
     }))

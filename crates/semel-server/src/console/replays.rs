@@ -252,6 +252,7 @@ fn rate_limit(pace: &ReplayPace) -> String {
 fn is_still_true(did: &str, state: JobState) -> bool {
     match did {
         "pause" => state == JobState::Paused,
+        "started" => state == JobState::Running,
         "cancel" => state == JobState::Cancelled,
         _ => !state.is_over() && (did != "resume" || state == JobState::Running),
     }

@@ -55,6 +55,8 @@ pub(super) struct Traffic {
     pub(super) waits: f64,
     /// The share of calls that were answered from the record.
     pub(super) replay_share: Option<f64>,
+    /// The calls that this share is of.
+    pub(super) calls: u64,
     /// Durations of effects at the 50th, 95th and 99th percentile; `None` without effects.
     pub(super) percentiles: Option<[Duration; 3]>,
 }
@@ -119,6 +121,7 @@ impl Samples {
             rates,
             now: between(recent, last),
             waits: last.waited.saturating_sub(recent.waited) as f64 / seconds,
+            calls: ran + replayed,
             replay_share: (ran + replayed > 0).then(|| replayed as f64 / (ran + replayed) as f64),
             percentiles: match percentiles {
                 [Some(half), Some(most), Some(nearly_all)] => Some([half, most, nearly_all]),

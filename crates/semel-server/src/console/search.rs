@@ -10,12 +10,13 @@ use semel::key::{Hint, KeyId};
 use semel_pipeline::id::{DeliveryId, EventId, EventKind, JobId, LetterId};
 use serde::Deserialize;
 
+use super::actions;
 use super::html;
 use super::key_search::{self, SearchProgress};
+use super::keys::KeyRow;
 use super::page::{Next, Page, Section, answer, show};
 use super::visitor::Visitor;
 use crate::admin::Admin;
-use crate::admin::records::phase_name;
 use crate::admin::story::Story;
 use crate::gateway::is_request_id;
 
@@ -37,8 +38,7 @@ pub(super) struct SearchQuery {
 struct SearchPage {
     page: Page,
     asked: String,
-    /// Id, hint, phase, request.
-    keys: Vec<(String, String, &'static str, String)>,
+    keys: Vec<KeyRow>,
     /// How far the search for keys has come, if it did not read all records.
     searched: Option<String>,
     /// The address of its next part.
@@ -48,6 +48,7 @@ struct SearchPage {
     story: StorySearch,
     /// True if more was typed than is stored of a key.
     is_long: bool,
+    may_find: bool,
 }
 
 /// What is known of a request with the id, with the address of its story.
@@ -134,20 +135,19 @@ pub(super) async fn search(
         let next = Next::new("/keys", &[("hint", asked.as_str())], cursor.as_deref());
         let mut page = Page::new(&admin, &visitor, Section::None, "Search").await;
         page.search.clone_from(&asked);
-        let keys = found.items.iter().map(|snapshot| {
-            let origin = snapshot.record.hint.origin();
-            let part = |part: Option<&str>| part.unwrap_or_default().to_owned();
-            let method = part(origin.and_then(|origin| origin.method()));
-            let path = part(origin.and_then(|origin| origin.path()));
-            let request = format!("{method} {path}").trim().to_owned();
-            (
-                snapshot.id.to_string(),
-                html::hint(&snapshot.record.hint),
-                phase_name(snapshot.phase()),
-                request,
-            )
-        });
-        Ok(show(&SearchPage { page, keys: keys.collect(), asked, searched, next_part, next, story, is_long }))
+        let keys = found.items.iter().map(KeyRow::new);
+        let may_find = visitor.may(&actions::FIND_KEY);
+        Ok(show(&SearchPage {
+            page,
+            keys: keys.collect(),
+            asked,
+            searched,
+            next_part,
+            next,
+            story,
+            is_long,
+            may_find,
+        }))
     })
     .await
 }

@@ -55,8 +55,16 @@ struct SettlePage {
     is_of_gateway: bool,
     fields: SettleFields,
     preview: Option<Preview>,
+    /// What may be a mistake in the answer: a settled key cannot be settled again.
+    cautions: Vec<String>,
     problem: Option<String>,
     command: String,
+}
+
+impl SettlePage {
+    fn has_preview(&self) -> bool {
+        self.preview.is_some()
+    }
 }
 
 /// What clients will get.
@@ -74,11 +82,8 @@ pub(super) async fn form(
     visitor: Visitor,
     Path(id): Path<String>,
 ) -> Response {
-    answer(&admin, &visitor, async {
-        let fields = SettleFields { status: "200".to_owned(), ..SettleFields::default() };
-        page(&admin, &visitor, &id, fields, None, None).await
-    })
-    .await
+    answer(&admin, &visitor, async { page(&admin, &visitor, &id, SettleFields::default(), None, None).await })
+        .await
 }
 
 async fn page(
@@ -108,6 +113,10 @@ async fn page(
         claimed: html::when(snapshot.record.claimed_at),
         is_of_gateway: origin.is_some(),
         command: fields.command(&key.to_string(), origin.is_some()),
+        cautions: match &preview {
+            Some(Preview::Answer(..)) => fields.cautions(),
+            _ => Vec::new(),
+        },
         fields,
         preview,
         problem,
@@ -211,6 +220,19 @@ impl SettleFields {
             _ => "--run (or --outcome …)".to_owned(),
         };
         format!("{} {id} {outcome} --reason …", actions::SETTLE_KEY.command)
+    }
+
+    /// What is allowed in an answer, and seldom meant.
+    fn cautions(&self) -> Vec<String> {
+        let mut cautions = Vec::new();
+        if self.status.parse::<u16>().is_ok_and(|status| status >= 400) {
+            let caution = format!("With the status {} clients take the request for failed.", self.status);
+            cautions.push(caution);
+        }
+        if self.body.is_empty() && !["204", "205", "304"].contains(&self.status.as_str()) {
+            cautions.push("The answer has no body.".to_owned());
+        }
+        cautions
     }
 
     /// The same request that the API takes.

@@ -56,7 +56,9 @@ impl TimelineEntry {
             ("delivery", "attempt started") | ("claim" | "trigger", "claimed") => Tone::Run,
             ("delivery", "due") | ("buffer", _) => Tone::Wait,
             ("dead letter", "written") => Tone::Bad,
-            ("claim", "result unknown") | ("gateway", "refused") => Tone::Warn,
+            ("claim", "result unknown") | ("gateway", "refused" | "answered, answer not stored") => {
+                Tone::Warn
+            }
             ("gateway" | "event", _) => Tone::Ok,
             ("audit", _) => Tone::Mute,
             (_, state) => Tone::of(state),

@@ -64,7 +64,10 @@ function askToLogIn() {
   const link = document.createElement("a");
   link.href = `/login?next=${encodeURIComponent(location.pathname + location.search)}`;
   link.textContent = "Log in again";
-  liveMark.replaceChildren(link);
+  liveMark.replaceChildren(link.cloneNode(true));
+  offline.replaceChildren("Your session has ended; what you see is older. ", link);
+  offline.hidden = false;
+  document.body.classList.add("is-offline");
 }
 
 // The stream does not tell why it was refused. A request does.
@@ -83,8 +86,9 @@ const offline = document.querySelector("#offline");
 let heard = Date.now();
 let isLost = false;
 function showConnection() {
+  if (ended) return;
   const silence = Date.now() - heard;
-  const isOld = !ended && !document.hidden && silence > (isLost ? 5000 : 12000);
+  const isOld = !document.hidden && silence > (isLost ? 5000 : 12000);
   if (offline.hidden !== isOld) return;
   offline.hidden = !isOld;
   document.body.classList.toggle("is-offline", isOld);
@@ -154,6 +158,14 @@ document.addEventListener("keydown", (event) => {
     const next = rows[event.key === "j" ? at + 1 : Math.max(at - 1, 0)];
     if (next) next.focus();
   }
+});
+
+// What is approved is what was shown. After an edit of the form that made the preview, it must be shown again first.
+document.addEventListener("input", (event) => {
+  const preview = document.getElementById(event.target.form?.dataset.preview);
+  if (!preview) return;
+  for (const button of preview.querySelectorAll("button")) button.disabled = true;
+  preview.querySelector(".edited").hidden = false;
 });
 
 // One box selects all rows of a list.

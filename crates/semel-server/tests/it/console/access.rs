@@ -139,9 +139,12 @@ fn no_form_is_taken_from_another_site() {
     let before = done();
     let (own, foreign) = (person.form_token("/"), other.form_token("/"));
     assert_ne!(own, foreign, "each session has its own");
-    for path in
-        super::actions::listed().iter().map(|action| action.path).chain(["/logout", "/theme", "/shortcuts"])
-    {
+    for path in super::actions::listed().iter().map(|action| action.path).chain([
+        "/logout",
+        "/theme",
+        "/shortcuts",
+        "/keys/find",
+    ]) {
         let path = filled.with_ids(path, job);
         let with = |token: &str| encoded(&[("form_token", token), ("reason", "r"), ("confirm", "yes")]);
         let refused = |answer: crate::kit::Answer, what: &str| {

@@ -26,6 +26,7 @@ fn pages(world: &World) -> Vec<Value> {
         page("overview", "/"),
         page("keys", "/keys"),
         page("doubt", "/keys?phase=in_doubt"),
+        page("key-find", "/keys/find"),
         page("key", &format!("/keys/{}", filled.done)),
         page("settle", &format!("/keys/{}/settle", filled.doubt)),
         page("forget", &format!("/keys/{}/forget", filled.doubt)),

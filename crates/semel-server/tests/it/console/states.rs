@@ -449,3 +449,75 @@ fn without_a_ledger_the_audit_page_names_the_log() {
         "{text}"
     );
 }
+
+// Many keys begin with the same eight characters. The whole one is found as the command finds it, and is in no address.
+#[test]
+fn a_whole_key_is_found_among_those_that_begin_like_it() {
+    let world = World::start(Tokens::Some);
+    for key in ["order-7701", "order-7702"] {
+        assert_eq!(world.client(key, key).post("/pay", "{}").status, 201);
+    }
+    let person = Person::log_in(&world, "operator");
+    let many = person.get("/search?q=order-7702").text();
+    assert!(many.contains("can be another key") && many.contains("href=\"/keys/find\""), "{many}");
+    let find = |headers: &str| {
+        person.submit("/keys/find", "/keys/find", &[("key", "order-7702"), ("headers", headers)])
+    };
+    let found = find("Authorization: Bearer shop");
+    let ids: Vec<String> = world.api().get("/v1/keys?hint=order-77").expect(200)["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|key| key["request"]["request_id"].is_null() || key["request"]["request_id"] == "order-7702")
+        .map(|key| key["id"].as_str().unwrap().to_owned())
+        .collect();
+    let shown: Vec<&String> =
+        ids.iter().filter(|id| found.text().contains(&format!("/keys/{id}\""))).collect();
+    assert_eq!((found.status, shown.len()), (200, 1), "{}", found.text());
+    let story = world.api().get(&format!("/v1/story/{}", shown[0])).expect(200).to_string();
+    assert!(story.contains("\"order-7702\""), "{story}");
+    assert!(find("").text().contains("give the header that names the caller"), "{}", find("").text());
+    assert!(find("Bearer shop").text().contains("expected Name: value"), "{}", find("Bearer shop").text());
+    assert!(find("Authorization: Bearer other").text().contains("No key was found"));
+    let log = world.semel.log();
+    assert!(!log.contains("order-7702") && !log.contains("Bearer shop"), "{log}");
+    let viewer = Person::log_in(&world, "viewer");
+    assert_eq!(
+        (viewer.get("/keys/find").status, viewer.submit("/", "/keys/find", &[("key", "x")]).status),
+        (403, 403)
+    );
+    assert!(!viewer.get("/keys").text().contains("/keys/find"));
+}
+
+// What is seldom meant is said before it is done: a settled key cannot be settled again.
+#[test]
+fn a_settlement_warns_of_likely_mistakes() {
+    let world = World::start(Tokens::Some);
+    let filled = world.fill();
+    let person = Person::log_in(&world, "operator");
+    let path = format!("/keys/{}/settle", filled.doubt);
+    let preview = |fields: &[(&str, &str)]| {
+        person.submit_form(&path, &[fields, &[("reason", "asked the bank")]].concat()).text()
+    };
+    assert!(
+        person.get(&path).text().contains("name=\"status\" inputmode=\"numeric\" value=\"\""),
+        "no default"
+    );
+    let empty = preview(&[("happened", "done"), ("status", "")]);
+    assert!(empty.contains("give a number such as 201"), "{empty}");
+    let refused = preview(&[("happened", "done"), ("status", "500")]);
+    assert!(
+        refused.contains("clients take the request for failed")
+            && refused.contains("The answer has no body.")
+    );
+    let usual = preview(&[("happened", "done"), ("status", "201"), ("body", "{}")]);
+    assert!(!usual.contains("note-box warn") && usual.contains("Settle this key"), "{usual}");
+    assert!(!preview(&[("happened", "done"), ("status", "204")]).contains("has no body"));
+    let run = preview(&[("happened", "run")]);
+    assert!(run.contains("note-box bad") && run.contains(">Let it run again</button>"), "{run}");
+    // Only an admin forgets what may have happened.
+    for (role, may) in [("operator", false), ("admin", true)] {
+        let page = Person::log_in(&world, role).get(&format!("/keys/{}", filled.doubt)).text();
+        assert_eq!(page.contains("Forget…"), may, "{role}");
+    }
+}

@@ -120,6 +120,11 @@ fn a_job_whose_canary_fails_pauses_itself_and_letters_are_parked() {
     let shown = run(&["status", "--admin", semel.admin_url()]);
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     assert!(shown.contains(&format!("{job} paused, 2 to go: 2 of the last 2 failed again")), "{shown}");
+    let page = admin.get(&format!("/replays/{job}")).text();
+    assert!(
+        page.contains("2 of the last 2 failed again") && page.contains("Nothing more is sent until"),
+        "{page}"
+    );
     sink.answer_with(200);
     let (done, told) = replay(&semel, &["--job", job, "--resume"]);
     assert!(!done && told.contains("2 of 4 replayed"), "{told}");
