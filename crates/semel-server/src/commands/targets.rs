@@ -26,6 +26,8 @@ pub(crate) struct TargetsArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum TargetsCommand {
+    /// List targets, as without a command
+    List(StatusArgs),
     /// Pause a target: nothing more is sent to it, by any process, until it is resumed; events are accepted
     Pause(ChangeArgs),
     /// Resume a paused target
@@ -52,6 +54,7 @@ pub(crate) struct ChangeArgs {
 pub(crate) async fn run(args: TargetsArgs) -> anyhow::Result<()> {
     match args.command {
         None => list(&args.list).await,
+        Some(TargetsCommand::List(args)) => list(&args).await,
         Some(TargetsCommand::Pause(args)) => change(args, "pause").await,
         Some(TargetsCommand::Resume(args)) => change(args, "resume").await,
         Some(TargetsCommand::Retry(args)) => change(args, "retry").await,

@@ -38,6 +38,11 @@ pub(super) struct LetterQuery {
 }
 
 impl LetterQuery {
+    /// True if only some dead letters of a status are shown: the counts of all would not be those of the list.
+    fn is_filtered(&self) -> bool {
+        [&self.target, &self.tenant, &self.signature].into_iter().any(|text| !text.is_empty())
+    }
+
     /// The filter of the ledger.
     pub(super) fn filter(&self) -> Result<LetterFilter, Refusal> {
         let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());

@@ -521,3 +521,21 @@ fn a_settlement_warns_of_likely_mistakes() {
         assert_eq!(page.contains("Forget…"), may, "{role}");
     }
 }
+
+// The tabs of a filtered list showed the numbers of all dead letters.
+#[test]
+fn tabs_count_what_their_lists_show() {
+    let world = World::start(Tokens::None);
+    world.fill();
+    let page = |path: &str| world.semel.admin().get(path).text();
+    let tab = |path: &str| {
+        let page = page(path);
+        let (_, tab) = page.split_once(">Pending").unwrap_or_else(|| panic!("a tab in {page}"));
+        words(tab.split_once("</a>").unwrap().0)
+    };
+    assert_eq!(
+        (tab("/dead-letters/list"), tab("/dead-letters/list?target=billing")),
+        ("6".into(), String::new())
+    );
+    assert!(page("/dead-letters/list?target=billing&status=pending").contains("No dead letters match"));
+}

@@ -37,9 +37,10 @@ fn with(first: &str, rest: &str) -> Vec<String> {
 }
 
 /// In the order in which they run: some change what others show.
-pub(super) const COMMANDS: [RemoteCommand; 31] = [
+pub(super) const COMMANDS: [RemoteCommand; 32] = [
     look("status", "--watch=often", |_, _| Vec::new()),
     look("targets", "crm", |_, _| Vec::new()),
+    look("targets list", "crm", |_, _| Vec::new()),
     change("targets pause", "crm", |_, _| words("crm --reason repair")),
     change("targets retry", "crm", |_, _| words("crm --reason repaired")),
     change("targets resume", "crm", |_, _| words("crm --reason repaired")),
