@@ -188,6 +188,8 @@ pub enum TriggerMutant {
     LedgerBeforeBuffer,
     /// The ledger removes the row of a key while Redis still knows older generations.
     SweepTooEarly,
+    /// A caller whose put was not confirmed does not look for its run under the generation of that put.
+    UnconfirmedForgotten,
 }
 
 /// An interesting situation. A configuration that never reaches it proves little.
@@ -237,6 +239,8 @@ pub enum Milestone {
     Swept,
     /// A put was refused because its caller read the ledger too long ago.
     PutTooLate,
+    /// A caller found the run of a put that Redis did not confirm under an ended generation.
+    UnconfirmedFound,
 }
 
 impl TriggerModel {

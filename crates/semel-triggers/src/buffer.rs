@@ -24,7 +24,7 @@
 //! | `PREFIX:{TAG}:about` | hash of id to its lease, attempts, version, key and the key's expiry |
 //! | `PREFIX:{TAG}:changes` | hash of id to the changes since, each with its length before it |
 //! | `PREFIX:{TAG}:keys` | hash of dedupe id and generation to the id of the run that holds it |
-//! | `PREFIX:{TAG}:listed` | hash: whether the tenant is on the list (`open`), or the token for the next put (`token`) |
+//! | `PREFIX:{TAG}:listed` | hash: when the tenant was put on the list (`open`, in µs), or the token for the next put (`token`) |
 //! | `PREFIX:{TAG}:refused` | sorted set of dedupe ids and generations: a put is refused if its caller read the ledger before this time, in µs |
 //! | `PREFIX:{TAG}:admitted`, `:held` | the gate: the times of the last admitted triggers, and whether it holds |
 //! | `PREFIX:{all}:admitted`, `:held` | the same for all tenants together |
@@ -51,6 +51,10 @@
 //! both, and removes the tenant from the list only if it was not announced since its turn. It does not delete a token
 //! of the last five seconds, and leaves the tenant on the list: the producer is about to return. A producer that dies
 //! after its announcement leaves a tenant without runs on the list for the same time.
+//!
+//! A failover of the master that holds the list, to a replica that is behind, can take a tenant off the list although its runs
+//! are still on another master. A tenant is therefore `open` for one minute, and then announced again by the next put. With
+//! `require_replicas` an announcement waits for replicas, as a put does.
 
 mod answer;
 mod change;
@@ -250,10 +254,15 @@ impl Buffer {
         ["turns", "announced"].map(|part| format!("{}:{{tenants}}:{part}", self.prefix))
     }
 
-    async fn call_on_list(&self, script: &RedisScript, arguments: &[&[u8]]) -> Result<Value, Error> {
+    async fn call_on_list(
+        &self,
+        script: &RedisScript,
+        arguments: &[&[u8]],
+        effect: Effect,
+    ) -> Result<Value, Error> {
         let keys = self.list_keys();
         let keys = keys.each_ref().map(|key| key.as_bytes());
-        self.client.call(script, &keys, arguments, Effect::Writes).await
+        self.client.call(script, &keys, arguments, effect).await
     }
 
     /// The keys of a tenant for the scripts, in their order.

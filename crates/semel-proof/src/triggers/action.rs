@@ -199,7 +199,8 @@ pub(super) fn list_possible(model: &TriggerModel, state: &TriggerState, actions:
             if left.crashes > 0 {
                 actions.push(TriggerAction::CallerDies(caller));
             }
-            if left.failures > 0 && !own.alone {
+            let asks_redis = !own.alone || matches!(own.stage, CallerStage::LookUnconfirmedBuffer(..));
+            if left.failures > 0 && asks_redis {
                 let all = [RedisFailure::NotSent, RedisFailure::Lost, RedisFailure::AnswerLost];
                 actions.extend(all.map(|failure| TriggerAction::Fail(caller, failure)));
             }

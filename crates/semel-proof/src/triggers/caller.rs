@@ -32,6 +32,23 @@ impl ModelStep<'_> {
                 }
             }
             CallerStage::Find(asked) => self.find(caller, asked),
+            CallerStage::LookUnconfirmedBuffer(asked, row) => {
+                if self.state.redis.entry(caller).is_some() {
+                    self.answer_unconfirmed(caller);
+                } else {
+                    self.set_stage(caller, CallerStage::LookUnconfirmedLedger(asked, row, true));
+                }
+            }
+            CallerStage::LookUnconfirmedLedger(asked, row, missing) => {
+                if self.state.ledger.event(caller).is_some() {
+                    self.answer_unconfirmed(caller);
+                } else if missing {
+                    self.find_in(caller, asked, row);
+                } else {
+                    self.release_claim(caller, generation);
+                    self.set_stage(caller, CallerStage::Unavailable);
+                }
+            }
             CallerStage::Gate => {
                 let reads = self.model.is_keyed(caller) && !self.broken_by(TriggerMutant::WinnerSkipsLedger);
                 if place == GateOutcome::Buffer && !self.waits(caller) && reads {
@@ -198,15 +215,29 @@ impl ModelStep<'_> {
 
     /// Reads the row of the key. This always follows the claim.
     fn find(&mut self, caller: u8, asked: ClaimAnswer) {
-        let at = usize::from(caller);
-        let KeyRow { generation, holder } = self.state.ledger.row();
-        self.state.callers[at].era = self.state.ledger.clock;
-        (self.state.callers[at].outdated, self.state.callers[at].late) = (false, false);
-        if let Some(holder) = holder
+        let row = self.state.ledger.row();
+        let own = &mut self.state.callers[usize::from(caller)];
+        own.era = self.state.ledger.clock;
+        (own.outdated, own.late) = (false, false);
+        if let Some(holder) = row.holder
             && self.expired_in_ledger(holder)
         {
-            return self.set_stage(caller, CallerStage::Advance(generation));
+            return self.set_stage(caller, CallerStage::Advance(row.generation));
         }
+        // With a claim on this generation it has looked already.
+        let own = self.state.callers[usize::from(caller)];
+        let is_new =
+            row.generation != own.generation || matches!(asked, ClaimAnswer::InBurst | ClaimAnswer::Nothing);
+        if is_new && own.is_unconfirmed_before(row.generation) {
+            return self.set_stage(caller, CallerStage::LookUnconfirmedBuffer(asked, row));
+        }
+        self.find_in(caller, asked, row);
+    }
+
+    /// Continues with the row of the key.
+    fn find_in(&mut self, caller: u8, asked: ClaimAnswer, row: KeyRow) {
+        let at = usize::from(caller);
+        let KeyRow { generation, holder } = row;
         if generation != self.state.callers[at].generation && asked == ClaimAnswer::InBurst {
             // Its put needs no claim, so it continues with the generation that it just read.
             self.release_claim(caller, self.state.callers[at].generation);
@@ -218,7 +249,7 @@ impl ModelStep<'_> {
             self.state.callers[at].generation = generation;
             if self.state.callers[at].alone {
                 // Without a claim to take, it continues with the generation that it just read.
-                self.find(caller, asked);
+                self.find_in(caller, asked, row);
             }
             return;
         }
@@ -316,8 +347,19 @@ impl ModelStep<'_> {
         }
     }
 
+    /// The run of an unconfirmed put is there. It belongs to that generation, and is not placed under another one.
+    fn answer_unconfirmed(&mut self, caller: u8) {
+        self.reach(Milestone::UnconfirmedFound);
+        self.release_claim(caller, self.state.callers[usize::from(caller)].generation);
+        self.answer(caller, caller);
+    }
+
     fn put_run(&mut self, caller: u8) {
-        let generation = self.state.callers[usize::from(caller)].generation;
+        let own = self.state.callers[usize::from(caller)];
+        let generation = own.generation;
+        if own.is_unconfirmed_before(generation) {
+            return self.leave_burst(caller);
+        }
         match self.put(caller) {
             PutResult::Taken if self.model.listed && self.broken_by(TriggerMutant::AnnounceAfterPut) => {
                 self.set_stage(caller, CallerStage::Announce);
@@ -476,7 +518,15 @@ impl ModelStep<'_> {
             self.state.callers[at] = before;
         }
         match before.stage {
-            CallerStage::Put | CallerStage::Announce => self.leave_burst(caller),
+            CallerStage::Put | CallerStage::Announce => {
+                if self.model.is_keyed(caller) && !self.broken_by(TriggerMutant::UnconfirmedForgotten) {
+                    self.state.callers[at].unconfirmed.get_or_insert(before.generation);
+                }
+                self.leave_burst(caller);
+            }
+            CallerStage::LookUnconfirmedBuffer(asked, row) => {
+                self.set_stage(caller, CallerStage::LookUnconfirmedLedger(asked, row, false));
+            }
             CallerStage::Gate if put => self.leave_burst(caller),
             CallerStage::Gate | CallerStage::Look(LookReason::BeforeAccept) => {
                 self.state.callers[at].alone = true;

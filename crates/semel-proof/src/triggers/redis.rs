@@ -267,6 +267,11 @@ impl ModelStep<'_> {
 }
 
 impl CallerState {
+    /// Whether Redis did not confirm a put of its run under another generation.
+    pub(super) fn is_unconfirmed_before(&self, generation: u8) -> bool {
+        self.unconfirmed.is_some_and(|unconfirmed| unconfirmed != generation)
+    }
+
     /// Whether it has read the ledger, found no run of this generation, and puts its run next.
     pub(super) fn is_about_to_put(&self, generation: u8) -> bool {
         self.generation == generation && matches!(self.stage, CallerStage::Put | CallerStage::Announce)

@@ -179,6 +179,8 @@ pub struct CallerState {
     pub late: bool,
     /// Whether a Redis command failed, so that it uses the ledger alone.
     pub alone: bool,
+    /// The generation of its put that Redis did not confirm. Its run may be buffered under it.
+    pub unconfirmed: Option<u8>,
     /// Witness: number of ended generations when it last read the ledger.
     pub era: u8,
     /// Witness: number of ended generations when it began.
@@ -200,6 +202,11 @@ pub enum CallerStage {
     Claim,
     /// Read the row of the key, after the claim answered.
     Find(ClaimAnswer),
+    /// The key has another generation than the unconfirmed put: look for the run in the buffer. Then the caller continues
+    /// with the row that it has read.
+    LookUnconfirmedBuffer(ClaimAnswer, KeyRow),
+    /// The same in the ledger. The flag is whether the buffer answered that it does not have the run.
+    LookUnconfirmedLedger(ClaimAnswer, KeyRow, bool),
     /// Ask the gate: the claim is won and the ledger has no run.
     Gate,
     /// Put the run into the buffer.
@@ -377,8 +384,21 @@ impl CallerState {
     fn at(stage: CallerStage) -> Self {
         let (expired, acknowledged) = (RunSet::default(), None);
         let (generation, token, era, began) = (0, 0, 0, 0);
-        let (claimed, outdated, late, alone) = (false, false, false, false);
-        Self { stage, generation, claimed, token, outdated, late, alone, era, began, expired, acknowledged }
+        let (claimed, outdated, late, alone, unconfirmed) = (false, false, false, false, None);
+        Self {
+            stage,
+            generation,
+            claimed,
+            token,
+            outdated,
+            late,
+            alone,
+            unconfirmed,
+            era,
+            began,
+            expired,
+            acknowledged,
+        }
     }
 }
 

@@ -415,24 +415,21 @@ impl StoryBuilder<'_> {
                 if let Some(run) = run_of(&snapshot) {
                     self.event_or_run(pipeline, run).await?;
                 }
+            }
+            Ok(None) => {}
+            Err(error) => return Ok(Some(error.into())),
+        }
+        // In a burst the entry of the key in the buffer is the claim. After a reset it is of another run than the record.
+        let generation = pipeline.ledger.find(key).await?.generation;
+        match tokio::time::timeout(SEARCH, holder_of(burst, (key, generation))).await {
+            Ok(Ok(Some(run))) => self.event_or_run(pipeline, run).await.map(|()| None),
+            Ok(Ok(None)) => Ok(None),
+            Ok(Err(error)) => Ok(Some(error.into())),
+            Err(_) => {
+                let cut_short = "the buffers of some tenants were not searched for its run: ask again";
+                self.cut_short.get_or_insert_with(|| cut_short.to_owned());
                 Ok(None)
             }
-            // In a burst the entry of the key in the buffer is the claim.
-            Ok(None) => {
-                let generation = pipeline.ledger.find(key).await?.generation;
-                match tokio::time::timeout(SEARCH, holder_of(burst, (key, generation))).await {
-                    Ok(Ok(Some(run))) => self.event_or_run(pipeline, run).await.map(|()| None),
-                    Ok(Ok(None)) => Ok(None),
-                    Ok(Err(error)) => Ok(Some(error.into())),
-                    Err(_) => {
-                        let cut_short =
-                            "the buffers of some tenants were not searched for its run: ask again";
-                        self.cut_short.get_or_insert_with(|| cut_short.to_owned());
-                        Ok(None)
-                    }
-                }
-            }
-            Err(error) => Ok(Some(error.into())),
         }
     }
 

@@ -130,6 +130,12 @@ fn of_gateway(gateway: &GatewayConfig, add: &mut impl FnMut(&str)) {
         }
     }
     for route in gateway.routes.iter().chain([&gateway.fallback]) {
+        if route.passes_ambiguous() {
+            add(&format!(
+                "{} ambiguous: allow; a path that the upstream reads differently can pass without a key; remove it",
+                route.pattern()
+            ));
+        }
         if route.store_down() == StoreDown::Open {
             add(&format!(
                 "{} store_down: open; while the store is unavailable, retries run their effect again; set \

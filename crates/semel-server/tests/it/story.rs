@@ -220,6 +220,29 @@ fn a_buffered_run_and_the_claim_of_its_trigger_are_found() {
     }
 }
 
+// After a reset the key has another run, in the buffer alone; its record is still that of the first one.
+#[test]
+fn the_run_that_has_a_key_after_a_reset_is_found() {
+    let runs = Runs::new();
+    let semel = runs.start(0);
+    let admin = semel.admin();
+    let trigger = || {
+        let body = json!({ "target": "crm", "payload": 1, "idempotency_key": "k" }).to_string();
+        admin.post("/v1/runs", &body).expect(202)["id"].as_str().unwrap().to_owned()
+    };
+    let first = trigger();
+    let key = admin.get(&format!("/v1/runs/{first}")).expect(200)["key_id"].as_str().unwrap().to_owned();
+    let reset = json!({ "target": "crm", "key": "k", "reason": "a test" }).to_string();
+    admin.post("/v1/runs/reset-key", &reset).expect(200);
+    let second = trigger();
+    let told = story(&admin, &key).expect(200);
+    let whole = pairs(&[("trigger claim", "done"), ("run", "buffered"), ("run", "buffered")]);
+    assert_eq!(found(&told), whole, "{told:#}");
+    let ids: Vec<&str> =
+        told["found"].as_array().unwrap().iter().map(|it| it["id"].as_str().unwrap()).collect();
+    assert_eq!(ids[1..], [&first, &second]);
+}
+
 // What cannot be looked for is not said to be nowhere.
 #[test]
 fn a_story_is_honest_about_what_it_cannot_see() {

@@ -15,7 +15,9 @@ impl Buffer {
     /// # Errors
     /// Redis does not answer.
     pub async fn next_tenant(&self) -> Result<Option<(String, u64)>, Error> {
-        let Value::Array(parts) = self.call_on_list(&self.scripts.turn, &[]).await? else { return Ok(None) };
+        let Value::Array(parts) = self.call_on_list(&self.scripts.turn, &[], Effect::Writes).await? else {
+            return Ok(None);
+        };
         let [name, number] = answer::read_bytes::<2>(parts)?;
         let name = String::from_utf8(name.to_vec()).map_err(|_| answer::unexpected_answer())?;
         Ok(Some((name, answer::read_number(&number)?)))
@@ -54,7 +56,8 @@ impl Buffer {
             runs.push(leased_run(id, rest.by_ref().take(5).collect())?);
         }
         if left == 0 {
-            self.call_on_list(&self.scripts.leave, &[tenant.as_bytes(), number.as_bytes()]).await?;
+            let arguments = [tenant.as_bytes(), number.as_bytes()];
+            self.call_on_list(&self.scripts.leave, &arguments, Effect::Writes).await?;
         }
         Ok(RunLease { tenant: tenant.to_owned(), token, runs, reclaimed })
     }

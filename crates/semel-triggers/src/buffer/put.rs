@@ -88,17 +88,17 @@ impl Buffer {
 
     /// Adds a tenant to the list of those with buffered runs.
     async fn announce(&self, tenant: &str) -> Result<(), Error> {
-        self.call_on_list(&self.scripts.announce, &[tenant.as_bytes()]).await.map(drop)
+        self.call_on_list(&self.scripts.announce, &[tenant.as_bytes()], Effect::WritesDurably).await.map(drop)
     }
 
     /// Records the tenants of runs.
     async fn record_tenants(&self, runs: &[(String, EventId)]) -> Result<(), Error> {
-        let mut note = cmd("HSET");
-        note.arg(self.tenants_key());
-        for (tenant, run) in runs {
-            note.arg(run.to_string()).arg(tenant);
-        }
-        self.client.query(&note, Effect::Writes).await.map(drop)
+        let ids: Vec<String> = runs.iter().map(|(_, run)| run.to_string()).collect();
+        let pairs: Vec<&[u8]> =
+            ids.iter().zip(runs).flat_map(|(id, (tenant, _))| [id.as_bytes(), tenant.as_bytes()]).collect();
+        let key = self.tenants_key();
+        let record = &self.scripts.record;
+        self.client.call(record, &[key.as_bytes()], &pairs, Effect::WritesDurably).await.map(drop)
     }
 
     /// Removes the records of the tenants of runs that left the buffer.

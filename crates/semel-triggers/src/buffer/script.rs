@@ -83,7 +83,11 @@ end
 ///
 /// If no drainer would find the runs that it stores, nothing is written and a token is returned: the caller announces the
 /// tenant and repeats the put with the token.
+///
+/// The list may lose a tenant whose runs remain, because it is in another slot of a cluster. So a tenant that was announced a
+/// minute ago is announced again, also by a put that stores nothing.
 const PUT: &str = "
+local OPEN = 60000000
 local capacity, size = tonumber(ARGV[1]), redis.call('HLEN', ABOUT)
 local ids, keys = {}, {}
 for i = 3, #ARGV, 6 do
@@ -139,18 +143,20 @@ for at = 1, #ids do
   local life, read_at = tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
   answers[at + 1] = put(at, ids[at], ARGV[i + 1], keys[at], ARGV[i + 3], life, read_at)
 end
--- A put that stores nothing changes nothing: a tenant that it opened would be empty, and closed by the next drainer.
-if #runs == 0 then return answers end
+-- A tenant that a put without a run opened would be empty, and closed by the next drainer.
+if size == 0 then return answers end
 local list = redis.call('HMGET', LISTED, 'open', 'token')
-if not list[1] then
+local opened = tonumber(list[1] or 0)
+if opened > micros or opened < micros - OPEN then
   if ARGV[2] == '' or list[2] ~= ARGV[2] then
     local token = list[2] or string.format('%.0f', micros)
     redis.call('HSET', LISTED, 'token', token)
     return token
   end
-  redis.call('HSET', LISTED, 'open', '1')
+  redis.call('HSET', LISTED, 'open', string.format('%.0f', micros))
   redis.call('HDEL', LISTED, 'token')
 end
+if #runs == 0 then return answers end
 redis.call('HSET', RUNS, unpack(runs))
 if #abouts > 0 then
   redis.call('HSET', ABOUT, unpack(abouts))
@@ -158,6 +164,11 @@ if #abouts > 0 then
 end
 if #names > 0 then redis.call('HSET', KEYS_, unpack(names)) end
 return answers";
+
+/// Records the tenants of runs.
+const RECORD: &str = "
+redis.call('HSET', KEYS[1], unpack(ARGV))
+return 1";
 
 const FIND: &str = "
 local id, r, expired = holder(ARGV[1])
@@ -344,6 +355,7 @@ return { first[1], redis.call('HGET', KEYS[2], first[1]) or '0' }";
 
 pub(super) struct BufferScripts {
     pub(super) put: RedisScript,
+    pub(super) record: RedisScript,
     pub(super) find: RedisScript,
     pub(super) reserve: RedisScript,
     pub(super) outdate: RedisScript,
@@ -366,6 +378,7 @@ impl BufferScripts {
         let script = |text: &str| RedisScript::new(format!("{COMMON}{text}"));
         Self {
             put: script(PUT),
+            record: RedisScript::new(RECORD),
             find: script(FIND),
             reserve: script(RESERVE),
             outdate: script(OUTDATE),

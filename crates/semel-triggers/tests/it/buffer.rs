@@ -452,6 +452,46 @@ async fn a_put_that_buffers_nothing_announces_no_tenant() {
     assert_eq!(lease(&buffer, "t", 10).await.runs.len(), 1);
 }
 
+// The list of tenants is in another slot of a cluster, whose master can fail over and lose it. The tenant's part still said that
+// it is on the list, and no drainer ever found its runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_that_the_list_has_lost_is_announced_again() {
+    let redis = Redis::start().expect("a Redis");
+    let buffer = buffer_at(&redis.url());
+    let told = |command: &[&str]| redis.tell(command).expect("it runs").text().trim().to_owned();
+    let tenants = async || buffer.tenants().await.expect("Redis answers");
+    let lost = async || {
+        for name in ["*{tenants}:turns", "*{tenants}:announced"] {
+            told(&["DEL", &told(&["KEYS", name])]);
+        }
+        assert!(tenants().await.is_empty());
+    };
+    let listed = |field: &str| told(&["HGET", &told(&["KEYS", "*:listed"]), field]);
+    let older = || {
+        let opened: u64 = listed("open").parse().expect("a time");
+        told(&["HSET", &told(&["KEYS", "*:listed"]), "open", &(opened - 61_000_000).to_string()]);
+    };
+    let waiting = run("t", Some("k"), "{}", None);
+    put(&buffer, &waiting).await;
+    lost().await;
+    put(&buffer, &keyless("t")).await;
+    assert!(tenants().await.is_empty(), "it was announced less than a minute ago");
+    older();
+    put(&buffer, &keyless("t")).await;
+    assert_eq!(tenants().await, ["t"], "a minute later");
+    lost().await;
+    older();
+    let again = run("t", Some("k"), "{}", None);
+    assert_eq!(put(&buffer, &again).await, PutOutcome::Accepted(Accepted::Cached(waiting.id)));
+    assert_eq!(tenants().await, ["t"], "a retry brings it back too");
+    assert_eq!(lease(&buffer, "t", 10).await.runs.len(), 3);
+    // As an earlier version wrote it.
+    lost().await;
+    told(&["HSET", &told(&["KEYS", "*:listed"]), "open", "1"]);
+    put(&buffer, &keyless("t")).await;
+    assert_eq!(tenants().await, ["t"]);
+}
+
 // Longer ago than the buffer remembers what has changed
 #[tokio::test(flavor = "multi_thread")]
 async fn a_put_that_comes_too_late_is_refused() {

@@ -91,6 +91,17 @@ fn redis_unavailable_and_waiter() -> TriggerModel {
     TriggerModel::new(&[PLAIN, WAITS], budget)
 }
 
+fn redis_unavailable_and_reset() -> TriggerModel {
+    let budget = TriggerBudget {
+        failures: size(1, 2),
+        resets: 1,
+        expiries: size(0, 1),
+        crashes: size(0, 1),
+        ..NOTHING
+    };
+    TriggerModel::new(&[PLAIN, PLAIN], budget)
+}
+
 fn redis_loss() -> TriggerModel {
     let budget = TriggerBudget {
         losses: size(1, 2),
@@ -243,6 +254,12 @@ fn model_redis_unavailable() {
 fn model_redis_unavailable_and_waiter() {
     let marks = [Milestone::Alone, Milestone::LostKey, Milestone::Promoted];
     holds("Redis unavailable and waiter", redis_unavailable_and_waiter(), &marks);
+}
+
+#[test]
+fn model_redis_unavailable_and_reset() {
+    let marks = [Milestone::Alone, Milestone::UnconfirmedFound, Milestone::OlderGeneration];
+    holds("Redis unavailable and a reset", redis_unavailable_and_reset(), &marks);
 }
 
 #[test]
@@ -439,6 +456,12 @@ fn model_mutant_reservation_ends_with_the_claim() {
 #[test]
 fn model_mutant_ledger_before_buffer() {
     caught(TriggerMutant::LedgerBeforeBuffer, redis_unavailable(), name::RETRY_FINDS);
+}
+
+// Its run would be placed again under the new generation, and a trigger after the reset answered with it.
+#[test]
+fn model_mutant_unconfirmed_put_forgotten() {
+    caught(TriggerMutant::UnconfirmedForgotten, redis_unavailable_and_reset(), name::CURRENT_RUN);
 }
 
 #[test]

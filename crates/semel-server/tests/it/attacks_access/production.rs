@@ -64,7 +64,7 @@ fn the_production_configuration_of_the_guide_is_accepted_and_each_gap_is_named()
         let found = good.lines().find(|found| found.contains(line)).unwrap();
         format!("{found}\n")
     };
-    let table: [(&str, &str, &str); 15] = [
+    let table: [(&str, &str, &str); 16] = [
         ("hosts = [\"api.example.com\"]\n", "", "[gateway] hosts: not set"),
         ("max_bytes = \"20GiB\"\n", "", "[store] max_bytes: not set"),
         ("new_keys_per_second = 2000", "new_keys_per_second = 0", "[store] new_keys_per_second: 0"),
@@ -78,6 +78,11 @@ fn the_production_configuration_of_the_guide_is_accepted_and_each_gap_is_named()
         ),
         ("scope = \"authorization\"", "scope = \"single-tenant\"", "[gateway] scope: single-tenant"),
         ("scope = \"authorization\"", "store_down = \"open\"", "store_down: open"),
+        (
+            "scope = \"authorization\"",
+            "scope = \"authorization\"\nambiguous = \"allow\"",
+            "* /** ambiguous: allow",
+        ),
         ("plain = \"refuse\"", "plain = \"read\"", "[store.encryption] plain: read"),
         (
             "https://ledger.internal",

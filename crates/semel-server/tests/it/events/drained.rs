@@ -274,7 +274,7 @@ fn trigger(server: &Mutex<Semel>, number: usize, tenant: usize) -> RunHistory {
 #[test]
 fn a_burst_of_one_tenant_takes_no_turn_from_the_others() {
     let measured = (0..3).find_map(|_| measure_turns());
-    measured.expect("calls of the drainer failed in each of three tries").check();
+    measured.expect("three tries: calls of the drainer failed, or the burst was too slow").check();
 }
 
 /// What a drainer took in, and how.
@@ -285,8 +285,9 @@ struct Turns {
     turns_of_quiet: usize,
 }
 
-/// Lets one slow drainer take in what a noisy and some quiet tenants send. `None` if a call of the drainer failed: it takes in
-/// the runs of that turn later, which says nothing about the order of turns.
+/// Lets one slow drainer take in what a noisy and some quiet tenants send, twenty times as much as it drains meanwhile. `None` if
+/// it drained more than that, or if one of its calls failed: it takes in the runs of that turn later, which says nothing about
+/// the order of turns.
 fn measure_turns() -> Option<Turns> {
     const BATCH: usize = 2;
     let (noisy_runs, quiet_tenants, turns_of_quiet) = if in_full() { (1_000, 20, 4) } else { (200, 4, 2) };
@@ -320,8 +321,10 @@ fn measure_turns() -> Option<Turns> {
     let counted = |outcome| {
         metric(&slow.admin(), &format!("semel_buffer_drained_total{{outcome=\"{outcome}\"}}")) as usize
     };
-    let drained = counted("drained");
-    assert!(all >= 20 * drained, "{all} runs came while {drained} were drained");
+    // A producer that was held up: what came is not a burst.
+    if all < 20 * counted("drained") {
+        return None;
+    }
     let of = |runs: &[Value], tenant: &str| runs.iter().filter(|run| run["tenant"] == tenant).count();
     let mut ledger = Vec::new();
     wait::until("all of the quiet tenants are drained", PATIENCE * 5, || {
