@@ -94,6 +94,7 @@ async function play(context) {
     else if (verb === "type") await page.keyboard.type(one);
     else if (verb === "expect") await page.getByText(one, { exact: false }).first().waitFor();
     else if (verb === "absent") { if (await page.getByText(one, { exact: false }).count()) throw new Error(`${one} is on ${page.url()}`); }
+    else if (verb === "gone") await page.getByText(one, { exact: false }).first().waitFor({ state: "detached" });
     else if (verb === "tell") writeFileSync(one, "");
     else if (verb === "sees") await page.waitForSelector(one);
     else if (verb === "mark") await page.waitForFunction((text) => document.querySelector("#live").textContent === text, one);

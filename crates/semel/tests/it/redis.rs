@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use semel::key::KeyId;
 use semel::record::{Command, Grant, NewClaim, Owner, Ruling, Terms};
-use semel::store::{Error, RedisStore, Store};
+use semel::store::{Error, RedisStore, Scan, Store};
 use semel::testkit::contract::{Context, agrees_with_the_rules};
 use semel_testbed::Redis;
 

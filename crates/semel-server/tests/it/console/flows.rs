@@ -331,7 +331,7 @@ fn a_search_goes_on_by_itself() {
         ["goto", "/keys?hint=0001999"],
         ["expect", "00019990…"],
         ["expect", "00019999…"],
-        ["absent", "Search on"],
+        ["gone", "Search on"],
         ["goto", "/keys?hint=zebra"],
         ["expect", "No keys match"],
         ["absent", "No match so far"],

@@ -41,8 +41,8 @@ struct IdWindow {
     ids: Vec<KeyId>,
     end: End,
     walked: Instant,
-    /// Where pages of this process continue, each once. A listing from another process may have begun after this
-    /// walk, and must find what was added in between.
+    /// Where pages of this walk continue, each once. No other walk hands out the same places: a listing that another
+    /// process began after this walk must find what was added in between.
     handed_out: HashSet<KeyId>,
 }
 
@@ -87,13 +87,27 @@ pub(super) async fn page(shared: &Shared, query: Scan) -> Result<Page, Error> {
             page.items.extend(snapshot.filter(wanted));
         }
     }
-    if looked_at == ids.len() && end == End::Last {
-        page.next = None;
-    }
-    if let (Some(next), Some(window)) = (page.next, &mut *shared.listing.0.lock().await) {
-        window.handed_out.insert(next);
+    match (page.next, ids.get(looked_at)) {
+        (Some(last), Some(following)) => {
+            let place = place_between(last, *following);
+            page.next = Some(place);
+            if let Some(window) = &mut *shared.listing.0.lock().await
+                && place != last
+            {
+                window.handed_out.insert(place);
+            }
+        }
+        (Some(_), None) if end == End::Last => page.next = None,
+        _ => {}
     }
     Ok(page)
+}
+
+/// A random id after `last` and before `following`, if there is one; otherwise `last`. Ids are hashes, far apart.
+fn place_between(last: KeyId, following: KeyId) -> KeyId {
+    let [from, to] = [last, following].map(|id| u128::from_be_bytes(*id.as_bytes()));
+    let gap = to.saturating_sub(from);
+    KeyId::from_bytes((from + rand::random::<u128>().checked_rem(gap).unwrap_or(0)).to_be_bytes())
 }
 
 async fn following(shared: &Shared, after: Option<KeyId>) -> Result<(Vec<KeyId>, End), Error> {
@@ -124,9 +138,9 @@ async fn following(shared: &Shared, after: Option<KeyId>) -> Result<(Vec<KeyId>,
     Ok(first)
 }
 
-/// As many ids as one page reads.
+/// As many ids as one page reads, and the one after them.
 fn first_of(ids: &[KeyId], end: End) -> (Vec<KeyId>, End) {
-    match ids.split_at_checked(PAGE_READS) {
+    match ids.split_at_checked(PAGE_READS + READ_AT_ONCE) {
         Some((first, rest)) if !rest.is_empty() => (first.to_vec(), End::Cut),
         _ => (ids.to_vec(), end),
     }
@@ -314,4 +328,23 @@ pub(super) async fn sweep(shared: &Shared, limit: usize) -> Result<Swept, Error>
         }
     }
     Ok(swept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_between_two_ids_is_the_start_of_the_second() {
+        let id = |number: u128| KeyId::from_bytes(number.to_be_bytes());
+        for (last, following) in [(0, u128::MAX), (7, 9), (u128::MAX - 2, u128::MAX)] {
+            for _ in 0..100 {
+                let place = place_between(id(last), id(following));
+                assert!(id(last) <= place && place < id(following), "{place:?}");
+            }
+        }
+        assert_eq!(place_between(id(7), id(8)), id(7), "there is none");
+        let of_two_walks = [(); 2].map(|()| place_between(id(0), id(u128::MAX)));
+        assert_ne!(of_two_walks[0], of_two_walks[1]);
+    }
 }

@@ -108,3 +108,30 @@ async fn a_server_that_takes_one_key_at_a_time_is_served_so() {
     let store = connect(&server.url()).await;
     claim_and_complete(&server, &store, 200).await;
 }
+
+// A process remembers its last walk for the next page. It continued a listing of another process with that, where both had
+// stopped at the same record: what was added between its walk and the listing was missing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_that_another_process_continues_misses_nothing() {
+    let server = server();
+    let [one, other] = [connect(&server.url()).await, connect(&server.url()).await];
+    let page = async |store: &Arc<RedisStore>, after| {
+        let page = store.scan(Scan { phase: None, after, limit: 1 }).await.expect("a healthy server");
+        (page.items.first().map(|item| item.id), page.next)
+    };
+    let mut ids = [key(), key(), key()];
+    ids.sort_unstable();
+    let [first, second, added] = ids;
+    won(ask(&one, first, &claim()).await);
+    won(ask(&one, second, &claim()).await);
+    let (found, _) = page(&one, None).await;
+    assert_eq!(found, Some(first));
+    won(ask(&other, added, &claim()).await);
+    let (mut listed, mut after) = page(&other, None).await;
+    let mut all = Vec::from_iter(listed);
+    while after.is_some() {
+        (listed, after) = page(&one, after).await;
+        all.extend(listed);
+    }
+    assert_eq!(all, [first, second, added]);
+}
