@@ -174,6 +174,11 @@ impl Redis {
     /// # Errors
     /// Why it did not start, with the end of its log.
     pub fn restart(&self) -> Result<()> {
+        // Redis keeps changes of up to two seconds to itself while the disk is busy. It has all of them written before it answers
+        // this.
+        if self.pid().is_ok() {
+            let _ = self.tell(&["CONFIG", "SET", "appendfsync", "always"]);
+        }
         self.kill();
         let command = || command(self.daemon.folder().path().join(options::CONFIG));
         self.daemon.start_again(command, |pid| is_ready(self.addr(), pid))
@@ -215,6 +220,12 @@ impl Redis {
         self.tell(&["CONFIG", "REWRITE"])?;
         wait::for_some("the replica is in sync", PATIENCE, || {
             Ok((self.info("master_link_status")? == "up").then_some(()))
+        })?;
+        // After a full copy it begins a new file. Until that is done, a restart would load the old one.
+        wait::for_some("the append-only file is rewritten", PATIENCE, || {
+            let info = self.tell(&["INFO", "persistence"])?.text();
+            let is_over = |field| info_field(&info, field) == "0";
+            Ok((is_over("aof_rewrite_in_progress") && is_over("aof_rewrite_scheduled")).then_some(()))
         })
     }
 
