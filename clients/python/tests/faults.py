@@ -20,7 +20,7 @@ import time
 import unittest
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 from urllib.parse import urlsplit
@@ -292,6 +292,59 @@ class AfterTheEffect(LinkCase):
                     with self.assertRaises(semel.NotKeptError):
                         call(key)
                 self.assertEqual(len(runs), 2, f"{mode}: {options}")
+
+    # A function that is not `async def` returned its coroutine. Nobody awaited it, and its key counted as done: the effect was lost.
+    def test_a_result_that_has_yet_to_run_is_refused(self) -> None:
+        effects: list[str] = []
+
+        async def effect(key: str) -> str:
+            effects.append(key)
+            return "receipt"
+
+        def generator() -> Iterator[str]:
+            yield "receipt"
+
+        async def async_generator() -> AsyncIterator[str]:
+            yield "receipt"
+
+        client = self.client()
+        for make in (lambda: effect("lost"), generator, async_generator):
+
+            @semel.once(key=lambda key: key, namespace="unfinished", client=client, payload=None)
+            def blocking(key: str, make: Any = make) -> Any:
+                return make()
+
+            @semel.once(key=lambda key: key, namespace="unfinished", client=client, payload=None)
+            async def on_a_loop(key: str, make: Any = make) -> Any:
+                return make()
+
+            calls: list[Callable[[str], Any]] = [
+                lambda key, call=blocking: call(key),
+                lambda key, call=on_a_loop: asyncio.run(call(key)),
+            ]
+            for call in calls:
+                key = str(uuid.uuid4())
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")  # a coroutine was never awaited
+                    with self.assertRaisesRegex(TypeError, "returned before its work was done: a "):
+                        call(key)
+                with self.assertRaises(semel.InDoubtError):
+                    call(key)
+        self.assertEqual(effects, [])
+
+    def test_an_object_with_an_async_call_runs_on_the_loop(self) -> None:
+        class Effect:
+            runs = 0
+
+            async def __call__(self, key: str) -> str:
+                self.runs += 1
+                return f"receipt-{self.runs}"
+
+        effect = Effect()
+        call: Any = semel.once(key=lambda key: key, namespace="object", client=self.client())(effect)
+        key = str(uuid.uuid4())
+        self.assertEqual([asyncio.run(call(key)), asyncio.run(call(key))], ["receipt-1"] * 2)
+        self.assertEqual(effect.runs, 1)
 
     # Its text could not be written as bytes. The claim was neither completed nor renewed, and `keyed` and `rerun` ran again.
     def test_a_lone_surrogate_in_a_result_is_stored(self) -> None:
@@ -697,6 +750,24 @@ class Asgi(unittest.TestCase):
             self.assertLess(request(guarded, key)[0], 300)
             self.assertEqual(code(request(guarded, key)), "outcome_not_kept", app.__name__)
             self.assertEqual(len(effects), 1)
+
+    # The server sends the file, so the middleware stored an answer without a body.
+    def test_a_file_that_the_server_would_send_is_stored(self) -> None:
+        async def app(scope: Any, _: Any, send: Any, __: int) -> None:
+            if "http.response.pathsend" in scope["extensions"]:
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.pathsend", "path": "/receipt.pdf"})
+            else:
+                await self.reply(send, b"the receipt")
+
+        guarded, effects = self.guard(app)
+        key = str(uuid.uuid4())
+        extensions: dict[str, dict[str, Any]] = {"http.response.pathsend": {}, "tls": {"tls_version": 772}}
+        for _ in range(2):
+            reply = request(guarded, key, extensions=extensions)
+            self.assertEqual((reply[0], reply[2]), (201, b"the receipt"))
+        self.assertEqual(len(effects), 1)
+        self.assertIn("http.response.pathsend", extensions, "the server's own scope is as it was")
 
     def test_the_application_decides_what_is_stored(self) -> None:
         async def app(_: Any, __: Any, send: Any, run: int) -> None:

@@ -242,8 +242,9 @@ export class Guard {
   #terms(request: IncomingMessage, body: Buffer): Terms {
     let scope = this.#options.principal?.(request);
     if (scope === undefined) {
-      const credential = request.headers.authorization;
-      if (credential === undefined) throw new Refused("scope_missing");
+      const [credential, ...others] = linesOf(request, "authorization");
+      // Node keeps the first of several lines, and the application may read another one.
+      if (credential === undefined || others.length > 0) throw new Refused("scope_missing");
       scope = createHash("sha256").update(credential, "latin1").digest("hex");
     }
     const terms: Terms = {
@@ -305,13 +306,16 @@ export class Guard {
   }
 }
 
+/** The lines of a header as they came; `headers` joins them, or keeps the first one. */
+function linesOf(request: Pick<IncomingMessage, "rawHeaders">, name: string): string[] {
+  const { rawHeaders } = request;
+  return rawHeaders.filter((_, at) => at % 2 === 1 && rawHeaders[at - 1]?.toLowerCase() === name);
+}
+
 function keyOf(request: IncomingMessage): string {
-  // Node joins two lines of this header with a comma, which no bare key can have.
-  const value = request.headers["idempotency-key"];
+  const [value, ...others] = linesOf(request, "idempotency-key");
   if (value === undefined) throw new Refused("key_missing");
-  if (typeof value !== "string" || (request.headersDistinct["idempotency-key"]?.length ?? 1) > 1) {
-    throw new Refused("key_malformed");
-  }
+  if (others.length > 0) throw new Refused("key_malformed");
   const trimmed = value.trim();
   const quoted = /^"((?:[^"\\]|\\["\\])*)"$/.exec(trimmed);
   const key = quoted?.[1] === undefined ? trimmed : quoted[1].replace(/\\(["\\])/g, "$1");

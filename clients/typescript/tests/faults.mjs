@@ -6,10 +6,13 @@
 
 import assert from "node:assert/strict";
 import { randomUUID } from "node:crypto";
+import { once } from "node:events";
+import { request as httpRequest } from "node:http";
 import { createRequire } from "node:module";
 import { createServer, connect } from "node:net";
 import { dirname, join } from "node:path";
 import { Readable } from "node:stream";
+import { text } from "node:stream/consumers";
 import { after, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 
@@ -52,11 +55,16 @@ async function link() {
 
 /** Serves an Express application, and returns how to send it a request. */
 async function serve(app) {
+  return sender(await serveUrl(app));
+}
+
+/** Serves an Express application, and returns its URL. */
+async function serveUrl(app) {
   const server = await new Promise((listens) => {
     const server = app.listen(0, "127.0.0.1", () => listens(server));
   });
   closing.push(() => (server.close(), server.closeAllConnections()));
-  return sender(`http://127.0.0.1:${server.address().port}`);
+  return `http://127.0.0.1:${server.address().port}`;
 }
 
 function sender(url) {
@@ -93,6 +101,38 @@ test("a request has the same fingerprint in all languages", async () => {
   const rawHeaders = ["Host", "shop.example", "Accept", "*/*", "accept", "text/plain", "X-Other", "1", "Cookie", "a=\u00e4"];
   const request = { method: "POST", originalUrl: "/orders/%C3%A4%20b%25?x=1&y=%20", url: "/", rawHeaders };
   assert.equal(fingerprint(request, Buffer.from('{"amount":1}')), "a6c5d4c8effb740ae44ff74ba071540d41072c61fe363f38048ba14e0c95ed9f");
+});
+
+/** Sends a POST whose header lines stay apart, which fetch would join. */
+async function sendLines(url, lines) {
+  const request = httpRequest(url, { method: "POST", headers: lines.flat() });
+  request.end("{}");
+  const [answer] = await once(request, "response");
+  return { status: answer.statusCode, headers: new Headers(answer.headers), text: await text(answer) };
+}
+
+// Node keeps the first of two lines: one caller got the answer of another, whom the application took for the caller.
+test("a request with two credentials or two keys is refused", async () => {
+  let effects = 0;
+  const application = express();
+  application.use(idempotency());
+  application.post("/orders", (_, response) => response.status(201).json((effects += 1)));
+  const fastify = require("fastify")();
+  fastify.register(plugin, {});
+  fastify.post("/orders", (_, reply) => reply.code(201).send({ effect: (effects += 1) }));
+  closing.push(() => fastify.close());
+  const urls = [await serveUrl(application), await fastify.listen({ port: 0, host: "127.0.0.1" })];
+  for (const url of urls) {
+    const head = [["host", new URL(url).host], ["content-type", "application/json"]];
+    const [one, two] = [["authorization", "Bearer x"], ["Authorization", "Bearer y"]];
+    const [key, other] = [["idempotency-key", randomUUID()], ["idempotency-key", randomUUID()]];
+    const refused = await sendLines(`${url}/orders`, [...head, one, two, key]);
+    assert.deepEqual([refused.status, code(refused)], [400, "scope_missing"]);
+    const malformed = await sendLines(`${url}/orders`, [...head, one, key, other]);
+    assert.deepEqual([malformed.status, code(malformed)], [400, "key_malformed"]);
+    assert.equal((await sendLines(`${url}/orders`, [...head, one, key])).status, 201);
+  }
+  assert.equal(effects, urls.length);
 });
 
 test("a lost claim follows the record", async () => {

@@ -130,6 +130,9 @@ def once(
     An exception of `nothing_happened`, or a `NothingHappened`, frees the key. After any other exception nobody knows
     whether the effect happened: in `marked` the key is in doubt, in `keyed` and `rerun` the next call runs it again.
 
+    A function that returns a coroutine, another awaitable or a generator instead of a result is a `TypeError`, and counts as such
+    an exception: make it `async def`.
+
     The result comes back as the return annotation says. One that has no form in JSON is a `NotStoredError` with the result,
     and every later call a `NotKeptError`.
 
@@ -166,7 +169,8 @@ def once(
         )
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError("a generator has no result that could be stored")
-        if inspect.iscoroutinefunction(function):
+        # The second: an object whose call is `async def`.
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
 
             @functools.wraps(function)
             async def run_async(*args: Any, **kwargs: Any) -> Any:
@@ -266,6 +270,9 @@ class _Operation:
             raise
         finally:
             _current.reset(token)
+        if is_unfinished(result):
+            client.end(found, "abandon")
+            raise unfinished(result)
         encoded = self.encoded(result)
         try:
             try:
@@ -311,6 +318,9 @@ class _Operation:
         except BaseException as error:
             await client.aend(found, self.how_to_end(error))
             raise
+        if is_unfinished(result):
+            await client.aend(found, "abandon")
+            raise unfinished(result)
         encoded = self.encoded(result)
         try:
             try:
@@ -339,6 +349,19 @@ class _Encoded(NamedTuple):
     def not_kept(self) -> str:
         """What the record says if there is no text. Names the error only: its message may hold what is secret."""
         return f"the result has no form in JSON: {type(self.error).__name__}"
+
+
+def is_unfinished(result: object) -> bool:
+    """True if the function returned something that has yet to run, so that nobody knows what happens or when."""
+    return inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
+
+
+def unfinished(result: object) -> TypeError:
+    """What the caller learns of such a function. A coroutine is closed: it must not run without a claim."""
+    if inspect.iscoroutine(result):
+        result.close()
+    kind = type(result).__name__
+    return TypeError(f"the function returned before its work was done: a {kind}; make it `async def` and await the {kind} in it")
 
 
 # They say what stands in the record.

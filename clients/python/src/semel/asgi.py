@@ -131,7 +131,7 @@ class IdempotencyMiddleware:
 
         collected = _Collected(send, self._max_body)
         try:
-            await self.app(scope, receive, collected.send)
+            await self.app(_without_extensions(scope), receive, collected.send)
         except BaseException as error:
             await client.aend(won, _gateway.after_failure(error, collected.head_sent))
             raise
@@ -169,6 +169,14 @@ class IdempotencyMiddleware:
             if isinstance(found, Outcome):
                 return found
             return await client.acomplete(found, text, retention=retention, not_kept=_gateway.STREAMED)
+
+
+def _without_extensions(scope: ConnectionScope) -> ConnectionScope:
+    """Offers no other way to answer than a body: of a file that the server sends itself, nothing could be stored."""
+    extensions = scope.get("extensions")
+    if not extensions:
+        return scope
+    return {**scope, "extensions": {name: one for name, one in extensions.items() if not name.startswith("http.response.")}}
 
 
 def _raw_path(scope: ConnectionScope) -> bytes:

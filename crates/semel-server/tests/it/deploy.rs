@@ -71,22 +71,33 @@ fn one_charge_through_two_servers(config: &str, folder: &Path, env: &[(&str, &st
     }
 }
 
-#[test]
-fn the_parts_of_the_compose_file_make_one_charge() {
-    let (postgres, redis, api) = (Postgres::start().unwrap(), Redis::start().unwrap(), SampleApi::start());
+/// Starts the two gateways of the compose file with this Redis.
+fn compose(redis: &str) {
+    let (postgres, api) = (Postgres::start().unwrap(), SampleApi::start());
     let folder = tempfile::tempdir().unwrap();
     let mut config = configuration(
         "compose/semel.toml",
-        &[
-            ("0.0.0.0:8080", "127.0.0.1:0"),
-            ("http://api:3000", &api.url),
-            ("redis://redis:6379", &redis.url()),
-        ],
+        &[("0.0.0.0:8080", "127.0.0.1:0"), ("http://api:3000", &api.url), ("redis://redis:6379", redis)],
     );
     // Two servers on one machine need two ports.
     config += "\n[admin]\nlisten = \"127.0.0.1:0\"\n";
     let env = [("SEMEL_SECRET", "a secret of the deployment"), ("STORE_URL", &postgres.url())];
     one_charge_through_two_servers(&config, folder.path(), &env);
+}
+
+#[test]
+fn the_parts_of_the_compose_file_make_one_charge() {
+    let redis = Redis::start().unwrap();
+    compose(&redis.url());
+}
+
+// The compose file waited for a healthy Redis, which its gateways do not need.
+#[test]
+fn the_gateways_of_the_compose_file_do_not_need_redis() {
+    let file = fs::read_to_string(root().join("deploy/compose/compose.yaml")).unwrap();
+    assert!(file.contains("redis: { condition: service_started }"), "they start without it");
+    let stopped = Redis::start().unwrap().url();
+    compose(&stopped);
 }
 
 /// The files that a manifest mounts from the secret `semel`.
@@ -166,4 +177,11 @@ fn every_file_names_the_version_of_the_binary() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_changelog_begins_with_the_version_of_the_binary() {
+    let text = fs::read_to_string(root().join("CHANGELOG.md")).unwrap();
+    let newest = text.split("\n## ").skip(1).find(|section| !section.starts_with("Unreleased")).unwrap();
+    assert_eq!(newest.split(' ').next(), Some(VERSION));
 }

@@ -157,6 +157,9 @@ fn the_command_of_the_contract_page_plays_all_cases() {
     shell.arg("-c").arg(command.replace("target/debug/semel", &binary)).current_dir(repository(""));
     let printed = succeed(shell.env("PYTHONDONTWRITEBYTECODE", "1"));
     assert_eq!(printed.lines().filter(|line| line.starts_with("ok ")).count(), CASES, "{printed}");
+    assert!(page.contains(&format!("in {CASES} situations")), "{page}");
+    let overview = std::fs::read_to_string(repository("ARCHITECTURE.md")).unwrap();
+    assert!(overview.contains(&format!(" {CASES} cases that a client")), "{CASES} cases");
 }
 
 // The middlewares are judged as published packages are.

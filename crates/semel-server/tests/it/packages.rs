@@ -1,6 +1,6 @@
 //! What is released: the tarball, the Debian package, the image. Every test packages the binary under test with
-//! `scripts/release`. `SEMEL_PROVE=1` (`scripts/prove release`) builds the real artifacts twice, and installs them in fresh
-//! roots, with systemd.
+//! `scripts/release`. The ignored tests are parts of `scripts/prove release`: it builds the real artifacts twice, and installs them
+//! in fresh roots, with systemd.
 
 pub(crate) mod artifacts;
 mod bill_of_materials;
@@ -11,11 +11,6 @@ mod root;
 mod tarball;
 
 use std::process::{Command, Output};
-
-/// Whether the full form was asked for.
-fn is_proof() -> bool {
-    std::env::var_os("SEMEL_PROVE").is_some_and(|value| value != "0")
-}
 
 /// Runs a command to its end, which must be a success. Returns its standard output.
 #[track_caller]

@@ -33,39 +33,53 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-fn git(args: &[&str]) -> String {
+pub(crate) fn git(args: &[&str]) -> String {
     let output = Command::new("git").arg("-C").arg(root()).args(args).output().expect("git runs");
     assert!(output.status.success(), "git {args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
 /// A work tree of a revision. Dropped, it is removed.
-struct WorkTree(tempfile::TempDir);
+pub(crate) struct WorkTree(tempfile::TempDir);
 
-impl Drop for WorkTree {
-    fn drop(&mut self) {
-        git(&["worktree", "remove", "--force", &self.0.path().join("tree").display().to_string()]);
+impl WorkTree {
+    pub(crate) fn of(revision: &str) -> Self {
+        let tree = Self(tempfile::tempdir().unwrap());
+        git(&["worktree", "add", "--detach", &tree.path().display().to_string(), revision]);
+        tree
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.0.path().join("tree")
     }
 }
 
-/// The binary of the revision before the current formats, or of `SEMEL_EARLIER_REVISION`. It is built once.
+impl Drop for WorkTree {
+    fn drop(&mut self) {
+        git(&["worktree", "remove", "--force", &self.path().display().to_string()]);
+    }
+}
+
+/// The binary of the revision before the current formats, or of `SEMEL_EARLIER_REVISION`.
 fn earlier() -> PathBuf {
     let revision = std::env::var("SEMEL_EARLIER_REVISION").unwrap_or_else(|_| {
         let commits = git(&["log", "--format=%H", "-S", LINE, "--", SCHEMA]);
         let first = commits.lines().last().expect("the history has the commit of the current formats");
         format!("{first}^")
     });
-    let revision = git(&["rev-parse", &revision]);
+    binary_of(&git(&["rev-parse", &revision]))
+}
+
+/// The binary of a commit of the history. It is built once.
+pub(crate) fn binary_of(revision: &str) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    let target = target.join("earlier").join(&revision);
+    let target = target.join("earlier").join(revision);
     let binary = target.join("debug/semel");
     if !binary.exists() {
-        let tree = WorkTree(tempfile::tempdir().unwrap());
-        let folder = tree.0.path().join("tree");
-        git(&["worktree", "add", "--detach", &folder.display().to_string(), &revision]);
+        let tree = WorkTree::of(revision);
         let built = Command::new(env!("CARGO"))
             .args(["build", "--locked", "-p", "semel-server", "--bin", "semel"])
-            .current_dir(&folder)
+            .current_dir(tree.path())
             .env("CARGO_TARGET_DIR", &target)
             .output()
             .expect("cargo runs");

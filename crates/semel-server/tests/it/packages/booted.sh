@@ -43,6 +43,11 @@ uid=$(awk '/^Uid:/ {print $2}' "/proc/$pid/status")
 grep -q '^CapBnd:[[:space:]]*0000000000000000$' "/proc/$pid/status"
 grep -q '^NoNewPrivs:[[:space:]]*1$' "/proc/$pid/status"
 grep -q '^Seccomp:[[:space:]]*2$' "/proc/$pid/status"
+# As many open files as the unit says, unless this machine allows systemd itself less.
+[ "$(systemctl show --property LimitNOFILE --value semel)" = 65536 ] || fail "$(systemctl show --property LimitNOFILE semel)"
+most=$(awk '/^Max open files/ {print $5}' /proc/1/limits)
+files=$((most < 65536 ? most : 65536))
+grep -q "^Max open files *$files *$files " "/proc/$pid/limits"
 
 # Secrets come from a file that only root can read.
 [ "$(stat -c %a /etc/semel/environment)" = 600 ] || fail "others can read the secrets"

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
@@ -35,6 +35,22 @@ fn lintian_finds_nothing() {
     lintian.args(["--fail-on", "error,warning", "--allow-root", "--no-cfg"]).arg(artifact(".deb"));
     let found = run(&mut lintian);
     assert_eq!(found, "", "every remark is an error, a warning, or overridden with a reason");
+}
+
+/// What is below this folder in KiB, as dpkg counts it.
+fn kibibytes(folder: &Path) -> u64 {
+    let size = |entry: fs::DirEntry| {
+        let found = entry.metadata().unwrap();
+        if found.is_dir() { kibibytes(&entry.path()) } else { found.len().div_ceil(1024) }
+    };
+    1 + fs::read_dir(folder).unwrap().map(|entry| size(entry.unwrap())).sum::<u64>()
+}
+
+#[test]
+fn it_says_how_large_it_is_once_installed() {
+    let said = run(Command::new("dpkg-deb").arg("--field").arg(artifact(".deb")).arg("Installed-Size"));
+    let (_folder, tree) = extracted();
+    assert_eq!(said.trim(), kibibytes(&tree).to_string());
 }
 
 #[test]

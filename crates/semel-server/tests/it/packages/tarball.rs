@@ -9,7 +9,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::time::Instant;
 
-use super::artifacts::{VERSION, artifact, artifacts, packaged, release, root};
+use super::artifacts::{VERSION, artifact, artifacts, binary, host, packaged, release, root};
 use super::run;
 use crate::kit::{Semel, Upstream};
 
@@ -172,13 +172,43 @@ fn the_same_binary_gives_the_same_artifacts_on_another_machine() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("elsewhere");
     let mut again = Command::new("sh");
-    // Another user's habits: rights, time zone, language, folder.
+    // Another user's habits: rights, time zone, language, folder, and a file system that gives folders another size.
     again.args(["-c", "umask 077; cd /; exec \"$@\"", "sh"]);
     let release = release(&out, &[]);
     again.arg(release.get_program()).args(release.get_args());
     again.env("TZ", "Pacific/Chatham").env("LC_ALL", "C").env("GZIP", "-3").env("XZ_OPT", "-0");
-    run(&mut again);
+    let scratch = tempfile::tempdir_in("/dev/shm").unwrap();
+    run(again.env("TMPDIR", scratch.path()));
     assert_eq!(fs::read_to_string(out.join("SHA256SUMS")).unwrap(), sums);
     assert_eq!(sums.lines().count(), 3, "tarball, package, bill of materials: {sums}");
     run(Command::new("sha256sum").args(["--check", "--strict", "SHA256SUMS"]).current_dir(&out));
+}
+
+/// A repository with the files of this checkout.
+fn copied_to(place: &Path) {
+    fs::create_dir_all(place).unwrap();
+    let script = "git ls-files -z | tar -c --null --files-from=- | tar -x -C \"$1\" && cd \"$1\" && git init --quiet && git add . && \
+                  git -c user.name=a -c user.email=a@example -c commit.gpgsign=false commit --quiet --message copy";
+    run(Command::new("sh").args(["-ec", script, "sh"]).arg(place).current_dir(root()));
+}
+
+// A folder was copied with all that was in it, so what git ignores was published.
+#[test]
+fn a_checkout_with_spaces_in_its_path_is_packaged_without_what_git_ignores() {
+    let folder = tempfile::tempdir().unwrap();
+    let (checkout, out) = (folder.path().join("a check out"), folder.path().join("the artifacts"));
+    copied_to(&checkout);
+    let stray = checkout.join("deploy/compose/__pycache__/api.pyc");
+    fs::create_dir(stray.parent().unwrap()).unwrap();
+    fs::write(stray, "compiled").unwrap();
+    let scratch = folder.path().join("temporary files");
+    fs::create_dir(&scratch).unwrap();
+    let mut release = Command::new(checkout.join("scripts/release"));
+    release.arg("--binary").arg(binary()).arg("--out").arg(&out).env("TMPDIR", &scratch);
+    run(&mut release);
+    let tarball = out.join(format!("semel-{VERSION}-{}.tar.gz", host()));
+    let listed = run(Command::new("tar").arg("-tzf").arg(tarball));
+    assert!(listed.contains("/share/doc/semel/deploy/compose/api.py\n"), "{listed}");
+    assert!(listed.contains("/share/doc/semel/PROMISES.md\n"), "{listed}");
+    assert!(!listed.contains("__pycache__"), "{listed}");
 }
