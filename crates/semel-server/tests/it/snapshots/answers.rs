@@ -118,3 +118,29 @@ fn a_search_that_finds_nothing_ends() {
     let output = run(&["keys", "list", "--hint", "zebra", "--json", "--admin", &url]);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "{\"items\":[],\"next\":\"on\"}\n");
 }
+
+/// Cause: a replay of more than ten thousand dead letters looked for what failed in its first ten thousand items only.
+#[test]
+fn failures_at_the_end_of_a_long_replay_are_shown() {
+    let url = serve(|request| {
+        let item = |result: &str| json!({ "dlq_id": "dlq_1", "target": "crm", "result": result, "error": "it is down" });
+        let (path, cursor) = request.split_once("&cursor=").unwrap_or((request, "0"));
+        match (path, cursor.parse::<u32>()) {
+            ("GET /v1/replays/rpl_1", _) => {
+                let counts = json!({ "total": 11_001, "replayed": 11_000, "failed_again": 1 });
+                (200, json!({ "id": "rpl_1", "state": "done", "counts": counts }))
+            }
+            ("GET /v1/replays/rpl_1/items?limit=1000", Ok(page @ 0..11)) => {
+                (200, json!({ "items": vec![item("replayed"); 1_000], "next": (page + 1).to_string() }))
+            }
+            ("GET /v1/replays/rpl_1/items?limit=1000", Ok(11)) => {
+                (200, json!({ "items": [item("failed_again")], "next": null }))
+            }
+            (other, _) => (400, json!({ "detail": other })),
+        }
+    });
+    let output = run(&["replay", "--job", "rpl_1", "--admin", &url]);
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(out.contains("it is down"), "{out}{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(1));
+}
