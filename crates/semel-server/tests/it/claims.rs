@@ -236,6 +236,27 @@ fn a_completion_that_is_not_waited_for_is_stored_before_the_server_ends() {
     assert!(answer["detail"].as_str().unwrap().contains("true or false"), "{answer}");
 }
 
+// Also of work that goes on in a task of its own, during the request or after its answer.
+#[test]
+fn log_lines_about_claims_name_their_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("semel.toml");
+    let text = "[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n[log]\nlevel = \"debug\"\n";
+    std::fs::write(&file, text).unwrap();
+    let semel = Semel::with_config(&file, &[]);
+    let batch = json!({ "operations": [{ "claim": { "namespace": "n", "key": "1" } }] }).to_string();
+    let won = semel.admin().with("x-request-id", "req-batch").post("/v1/claims/batch", &batch).expect(200);
+    let early = semel.admin().with("x-request-id", "req-early");
+    step(&early, &won["results"][0]["result"], "complete?wait=false", "{\"outcome\": 1}").expect(202);
+    for (outcome, request) in [("won", "req-batch"), ("completed", "req-early")] {
+        let field = format!("\"outcome\":\"{outcome}\"");
+        semel.logged(&field);
+        let log = semel.log();
+        let line = log.lines().find(|line| line.contains(&field)).unwrap();
+        assert!(line.contains(&format!("\"request_id\":\"{request}\"")), "{line}");
+    }
+}
+
 #[test]
 fn a_batch_answers_each_operation_as_its_own_call_would() {
     let semel = Semel::start(&["--store", "memory:"]);
