@@ -279,13 +279,15 @@ async fn admit(State(admin): State<Arc<Admin>>, mut request: Request, next: Next
     let request_id = given.and_then(|id| id.to_str().ok()).map_or_else(new_request_id, str::to_owned);
     let span = tracing::info_span!(target: "semel", "request", request_id);
     let mut user = String::new();
-    let admitted = access.admit(&request).and_then(|()| match Right::needed(&method, &path) {
-        None => Ok(None),
-        Some(right) => {
-            let caller = admin.log_in(&access, &request)?;
-            user.clone_from(&caller.name);
-            caller.may(right).map(|()| Some(caller))
-        }
+    let admitted = span.in_scope(|| {
+        access.admit(&request).and_then(|()| match Right::needed(&method, &path) {
+            None => Ok(None),
+            Some(right) => {
+                let caller = admin.log_in(&access, &request)?;
+                user.clone_from(&caller.name);
+                caller.may(right).map(|()| Some(caller))
+            }
+        })
     });
     let mut response = match admitted {
         Ok(caller) => {

@@ -140,7 +140,7 @@ impl Transfer {
             match &run.run {
                 Ok(buffered) => {
                     let drained = self.ledger.drain(vec![drained_run(buffered, then)]).await?;
-                    self.record_arrival(run.id, drained.first());
+                    self.record_arrival(&buffered.run, drained.first());
                     // The run has arrived and the action is done: a caller that got an error would repeat it. If this
                     // fails, the next drainer finds the run in the ledger.
                     if let Err(error) = self.remove_arrived(&leased, &[(run, buffered)]).await {
@@ -235,8 +235,8 @@ impl Transfer {
         let all = runs.iter().map(|(_, buffered)| drained_run(buffered, None)).collect();
         match self.ledger.drain(all).await {
             Ok(drained) => {
-                for ((run, _), drained) in runs.iter().zip(&drained) {
-                    self.record_arrival(run.id, Some(drained));
+                for ((_, buffered), drained) in runs.iter().zip(&drained) {
+                    self.record_arrival(&buffered.run, Some(drained));
                 }
                 return Ok(runs);
             }
@@ -247,7 +247,7 @@ impl Transfer {
         for (run, buffered) in runs {
             match self.ledger.drain(vec![drained_run(buffered, None)]).await {
                 Ok(drained) => {
-                    self.record_arrival(run.id, drained.first());
+                    self.record_arrival(&buffered.run, drained.first());
                     arrived.push((run, buffered));
                 }
                 Err(error) if is_unavailable(&error) => return Err(error.into()),
@@ -265,13 +265,13 @@ impl Transfer {
         buffered: &BufferedRun,
         error: &ledger::Error,
     ) -> Result<(), DrainError> {
+        let request_id = buffered.run.trace.request_id.as_deref();
         if run.attempts + 1 >= self.max_attempts {
-            let payload = buffered.run.payload.clone();
-            return self
-                .write_dead_letter(leased, run.id, payload, Cause::NonRetryable, &error.to_string())
-                .await;
+            let (payload, error) = (buffered.run.payload.clone(), error.to_string());
+            let dead = (payload, Cause::NonRetryable, error.as_str());
+            return self.write_dead_letter(leased, run.id, dead, request_id).await;
         }
-        tracing::warn!(target: "semel", run_id = %run.id, %error, "the ledger refused a buffered run; retrying");
+        tracing::warn!(target: "semel", run_id = %run.id, request_id, %error, "the ledger refused a buffered run; retrying");
         let pause = PAUSES[usize::try_from(run.attempts).unwrap_or(usize::MAX).min(PAUSES.len() - 1)];
         let held = leased.proof();
         if self.buffer.give_back(held, run.id, pause, true).await? {
@@ -281,18 +281,19 @@ impl Transfer {
     }
 
     /// Counts and logs how a run arrived.
-    fn record_arrival(&self, id: EventId, drained: Option<&Drained>) {
+    fn record_arrival(&self, run: &NewEvent, drained: Option<&Drained>) {
         let Some(drained) = drained else { return };
+        let (id, request_id) = (run.id, run.trace.request_id.as_deref());
         match drained.arrival {
             Arrival::LostKey(winner) => {
                 count(&self.counters.collided, 1);
-                tracing::warn!(target: "semel", run_id = %id, holder = %winner, "another run holds the key of a buffered run; it is a dead letter that can be replayed");
+                tracing::warn!(target: "semel", run_id = %id, request_id, holder = %winner, "another run holds the key of a buffered run; it is a dead letter that can be replayed");
             }
             Arrival::New | Arrival::Known | Arrival::Older => count(&self.counters.drained, 1),
         }
         for error in &drained.refused {
             count(&self.counters.refused_changes, 1);
-            tracing::warn!(target: "semel", run_id = %id, error, "a change to a buffered run could not be applied");
+            tracing::warn!(target: "semel", run_id = %id, request_id, error, "a change to a buffered run could not be applied");
         }
     }
 
@@ -314,7 +315,8 @@ impl Transfer {
                 let drained = self.ledger.drain(vec![drained]).await?;
                 for error in drained.iter().flat_map(|drained| &drained.refused) {
                     count(&self.counters.refused_changes, 1);
-                    tracing::warn!(target: "semel", run_id = %run.id, error, "a change to a buffered run could not be applied");
+                    let request_id = buffered.run.trace.request_id.as_deref();
+                    tracing::warn!(target: "semel", run_id = %run.id, request_id, error, "a change to a buffered run could not be applied");
                 }
                 acked = self.buffer.ack(held, run.id, version).await?;
             }
@@ -336,7 +338,8 @@ impl Transfer {
             }
             return Ok(());
         }
-        self.write_dead_letter(leased, id, bytes.clone(), Cause::Undecodable, why).await
+        let dead = (bytes.clone(), Cause::Undecodable, why.as_str());
+        self.write_dead_letter(leased, id, dead, None).await
     }
 
     /// Writes a dead letter, and only then removes the run from the buffer.
@@ -344,9 +347,8 @@ impl Transfer {
         &self,
         leased: &RunLease,
         id: EventId,
-        payload: bytes::Bytes,
-        cause: Cause,
-        why: &str,
+        (payload, cause, why): (bytes::Bytes, Cause, &str),
+        request_id: Option<&str>,
     ) -> Result<(), DrainError> {
         let letter = NewLetter {
             id: LetterId::new(SystemClock.now()),
@@ -361,7 +363,7 @@ impl Transfer {
         };
         let letters = self.ledger.put(vec![letter]).await?;
         let letter = letters.first().map(ToString::to_string);
-        tracing::error!(target: "semel", run_id = %id, dlq_id = letter, error = why, "a buffered run cannot be drained; it is a dead letter");
+        tracing::error!(target: "semel", run_id = %id, request_id, dlq_id = letter, error = why, "a buffered run cannot be drained; it is a dead letter");
         if self.buffer.remove(leased.proof(), id).await? {
             count(&self.counters.dead, 1);
         }

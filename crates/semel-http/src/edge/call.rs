@@ -16,7 +16,7 @@ use super::answer::{Flight, OutgoingAnswer};
 use super::body::{Flaw, RequestBody, let_finish};
 use super::link::{ConnectionLink, Upgraded};
 use super::options::ClientTimeouts;
-use super::refusal::{Refusal, problem};
+use super::refusal::{REQUEST_ID, Refusal, problem, request_id_or_new};
 use super::rules::{Keys, ListenerRules, host_is_sound};
 use super::{ListenerEnd, Peer};
 use crate::BoxError;
@@ -48,13 +48,14 @@ where
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         let (flight, number) = Flight::enter(&self.link, self.rules.limits.abandoned_streams);
         let http1 = request.version() != Version::HTTP_2;
+        let request_id = request.headers().get(REQUEST_ID).cloned();
         let verdict = if http1 { self.verdict_of(number) } else { check_http2(&request, &self.rules) };
         let verdict = verdict.and_then(|()| self.fits(&request));
         if let Err(refusal) = verdict {
             if !http1 {
                 let_finish(request.into_body(), self.timeouts.linger);
             }
-            return Box::pin(std::future::ready(Ok(refuse(refusal, flight, http1))));
+            return Box::pin(std::future::ready(Ok(refuse(refusal, request_id, flight, http1))));
         }
         let upgrade = http1 && self.link.asks_upgrade(number);
         if upgrade {
@@ -68,7 +69,7 @@ where
         let (body, flaw) = RequestBody::new(incoming, &self.rules, self.timeouts, !http1);
         let mut service = self.service.clone();
         let link = upgrade.then(|| Arc::clone(&self.link));
-        let end = CallCompletion { flight, flaw, link, http1 };
+        let end = CallCompletion { flight, flaw, link, http1, request_id };
         let request = Request::from_parts(parts, body);
         // Most services are always ready. In that case the large request need not be moved into the future of its call.
         if let Poll::Ready(Ok(())) = service.poll_ready(&mut Context::from_waker(Waker::noop())) {
@@ -96,6 +97,8 @@ struct CallCompletion {
     /// Set if the request asks for another protocol.
     link: Option<Arc<ConnectionLink>>,
     http1: bool,
+    /// As the client sent it.
+    request_id: Option<HeaderValue>,
 }
 
 impl CallCompletion {
@@ -104,9 +107,11 @@ impl CallCompletion {
     where
         B: http_body::Body<Data = Bytes> + Unpin,
     {
-        let Self { flight, flaw, link, http1 } = self;
+        let Self { flight, flaw, link, http1, request_id } = self;
         if let Some(refusal) = flaw.as_deref().and_then(std::sync::OnceLock::get) {
-            return refuse(*refusal, flight, http1);
+            // The service knows the request by the id in its own answer.
+            let known = called.ok().and_then(|response| response.headers().get(REQUEST_ID).cloned());
+            return refuse(*refusal, known.or(request_id), flight, http1);
         }
         let response = match called {
             Ok(response) => response,
@@ -114,7 +119,7 @@ impl CallCompletion {
                 if let Some(link) = link {
                     link.answer_upgrade(Upgraded::No);
                 }
-                return answer_for(error.into()).map(|body| OutgoingAnswer::own(body, flight));
+                return answer_for(error.into(), request_id).map(|body| OutgoingAnswer::own(body, flight));
             }
         };
         if let Some(link) = link {
@@ -143,11 +148,14 @@ impl<S> Calls<S> {
 
 fn refuse<B: http_body::Body<Data = Bytes> + Unpin>(
     refusal: Refusal,
+    request_id: Option<HeaderValue>,
     flight: Flight,
     http1: bool,
 ) -> Response<OutgoingAnswer<B>> {
-    tracing::debug!(status = refusal.status().as_u16(), code = refusal.code(), "request refused");
-    let mut response = refusal.response();
+    let id = request_id_or_new(request_id);
+    let request_id = id.to_str().unwrap_or_default();
+    tracing::debug!(status = refusal.status().as_u16(), code = refusal.code(), request_id, "request refused");
+    let mut response = refusal.response_to(id);
     if http1 {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
@@ -155,21 +163,24 @@ fn refuse<B: http_body::Body<Data = Bytes> + Unpin>(
 }
 
 /// The answer for a client if the service failed.
-fn answer_for(error: BoxError) -> Response<Full<Bytes>> {
-    let error = CallError::from_any(error);
-    tracing::warn!(%error, "request failed without an answer");
+fn answer_for(error: BoxError, request_id: Option<HeaderValue>) -> Response<Full<Bytes>> {
+    let (error, id) = (CallError::from_any(error), request_id_or_new(request_id));
+    let request_id = id.to_str().unwrap_or_default();
+    tracing::warn!(%error, request_id, "request failed without an answer");
     match error.fate() {
         CallFate::Undelivered => problem(
             error.status(),
             Situation::UpstreamUnreachable.code(),
             "nothing happened: the request was not delivered",
             true,
+            id,
         ),
         CallFate::Unknown => problem(
             error.status(),
             Situation::UpstreamUnknown.code(),
             "the request may or may not have taken effect",
             false,
+            id,
         ),
     }
 }

@@ -7,7 +7,7 @@ use http::StatusCode;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::refusal::document;
+use super::refusal::{document, new_request_id};
 
 /// The protocol that the first byte of a connection belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,8 +33,13 @@ pub(super) async fn peek_first_byte(stream: &TcpStream) -> io::Result<FirstByte>
 pub(super) async fn answer(mut stream: TcpStream, linger: Duration) {
     let detail = "this port speaks TLS: write https:// instead of http://";
     let body = document(StatusCode::BAD_REQUEST, "tls_required", detail, false);
+    // A customer can quote it, although the request's own id is not read.
+    let request_id = new_request_id();
+    let request_id = request_id.to_str().unwrap_or_default();
+    tracing::debug!(status = 400, code = "tls_required", request_id, "request refused");
     let answer = format!(
-        "HTTP/1.1 400 Bad Request\r\ncontent-type: application/problem+json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        "HTTP/1.1 400 Bad Request\r\ncontent-type: application/problem+json\r\nx-request-id: {request_id}\r\nconnection: close\r\n\
+         content-length: {}\r\n\r\n{body}",
         body.len()
     );
     let told = async {

@@ -348,10 +348,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Raw<S> {
     }
 }
 
-/// The status of an answer; 0 where there is none.
+/// The status of an answer; 0 where there is none. Every refusal of the listener must have an id that a customer can quote.
 pub(crate) fn status(answer: &str) -> u16 {
     let rest = answer.strip_prefix("HTTP/1.1 ").or_else(|| answer.strip_prefix("HTTP/1.0 "));
-    rest.and_then(|rest| rest.get(..3)).map_or(0, |code| code.parse().unwrap())
+    let status = rest.and_then(|rest| rest.get(..3)).map_or(0, |code| code.parse().unwrap());
+    // The guard's problems have titles of their own.
+    let title = http::StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason());
+    if title.is_some_and(|title| answer.contains(&format!("\"title\":\"{title}\""))) {
+        let ids = answer.split("\r\n").filter_map(|line| line.strip_prefix("x-request-id: "));
+        assert_eq!(ids.filter(|id| !id.is_empty()).count(), 1, "an id to quote: {answer}");
+    }
+    status
 }
 
 /// Waits until `condition` holds.

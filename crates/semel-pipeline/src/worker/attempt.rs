@@ -143,6 +143,7 @@ impl WorkerShared {
             holding: work.holding,
             event: work.event,
             target: work.target.as_str().into(),
+            request_id: work.request_id.clone(),
             settle,
             written,
         };

@@ -23,6 +23,8 @@ pub(super) struct FinishedAttempt {
     pub(super) holding: Holding,
     pub(super) event: EventId,
     pub(super) target: Arc<str>,
+    /// The id of the attempt, as its target saw it.
+    pub(super) request_id: String,
     pub(super) settle: Settle,
     /// Notified when it is written or given up.
     pub(super) written: Option<oneshot::Sender<()>>,
@@ -77,6 +79,7 @@ async fn persist(shared: &WorkerShared, batch: &[FinishedAttempt]) -> Result<(),
                             target: "semel::deliveries",
                             delivery_id = %settled.holding.delivery,
                             "target" = &*settled.target,
+                            request_id = settled.request_id,
                             "the lease expired before the attempt ended: another worker makes the delivery, with the same key"
                         );
                     }
@@ -106,6 +109,7 @@ fn give_up(settled: &FinishedAttempt, error: &Error) {
         target: "semel::deliveries",
         delivery_id = %settled.holding.delivery,
         "target" = &*settled.target,
+        request_id = settled.request_id,
         %error,
         "the ledger refuses the result of an attempt; it is repeated when its lease expires"
     );

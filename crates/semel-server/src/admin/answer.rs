@@ -102,6 +102,11 @@ impl Refusal {
         self
     }
 
+    /// Bytes of the outcome in it; 0 without one.
+    pub(super) fn outcome_size(&self) -> usize {
+        self.more.outcome.as_ref().map_or(0, OutcomeContent::size)
+    }
+
     /// The same refusal with the phase of the key.
     pub(super) fn with_phase(mut self, phase: Phase) -> Self {
         self.more.phase = Some(phase_name(phase));

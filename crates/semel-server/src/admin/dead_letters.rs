@@ -24,7 +24,7 @@ use super::api::{Api, Needs};
 use super::audit::{self, States, run_to_completion};
 use super::deliveries::AttemptDetails;
 use super::events::PayloadContent;
-use super::listing::{Filters, ListQuery, ListRequest, Page, Parameter, id_of};
+use super::listing::{Filters, ListQuery, ListRequest, Page, Parameter, id_of, read_in_parts};
 use super::records::time;
 use super::schema::OneOf;
 
@@ -236,7 +236,14 @@ async fn list(
     let pipeline = admin.pipeline()?;
     let mut asked = query.read()?;
     let filter = filter(&mut asked)?;
-    Page::of(pipeline.ledger.letters(filter, asked.page).await?, DeadLetterDetails::new)
+    let page = read_in_parts(asked.page, |part| {
+        let filter = filter.clone();
+        async move {
+            let found = pipeline.ledger.letters(filter, part).await?;
+            Ok(Page::with(found.items.iter().map(DeadLetterDetails::new).collect(), found.next))
+        }
+    });
+    Answer::ok(page.await?)
 }
 
 async fn groups(

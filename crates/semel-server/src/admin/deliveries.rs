@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use semel_pipeline::delivery::{AttemptClass, Delivery, DeliveryAttempt, DeliveryHistory, DeliveryState};
 use semel_pipeline::event::Event;
 use semel_pipeline::id::{DeliveryId, EventId, JobId, LetterId};
-use semel_pipeline::ledger::{DeliveryFilter, Paged};
+use semel_pipeline::ledger::{self, DeliveryFilter, EventFilter};
 use semel_pipeline::target::Targets;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -17,7 +17,7 @@ use super::Admin;
 use super::answer::{Answer, PathId, Refusal};
 use super::api::{Api, Needs};
 use super::events::EventDetails;
-use super::listing::{Filters, ListQuery, Page, Parameter, id_of};
+use super::listing::{Filters, ListQuery, PAYLOADS, Page, Parameter, id_of, read_in_parts};
 use super::records::time;
 use super::schema::OneOf;
 use super::targets::why_waiting;
@@ -188,8 +188,36 @@ pub(super) struct ListedEvent {
 
 impl ListedEvent {
     /// The events of a page with the states of their deliveries.
-    pub(super) async fn page(pipeline: &Pipeline, page: Paged<Event>) -> Result<Page<Self>, Refusal> {
-        let ids = page.items.iter().map(|event| event.new.id).collect();
+    pub(super) async fn page(
+        pipeline: &Pipeline,
+        filter: EventFilter,
+        page: ledger::Page,
+    ) -> Result<Page<Self>, Refusal> {
+        let read = |part| {
+            let filter = filter.clone();
+            async move {
+                let found = pipeline.ledger.events(filter, part).await?;
+                Ok(Page::with(Self::with_states(pipeline, &found.items).await?, found.next))
+            }
+        };
+        read_in_parts(page, read).await
+    }
+
+    /// These events with the states of their deliveries.
+    pub(super) async fn of_ids(pipeline: &Pipeline, ids: &[EventId]) -> Result<Page<Self>, Refusal> {
+        let mut items = Vec::new();
+        for part in ids.chunks(PAYLOADS as usize) {
+            let mut events = Vec::new();
+            for id in part {
+                events.extend(pipeline.ledger.event(*id).await?);
+            }
+            items.extend(Self::with_states(pipeline, &events).await?);
+        }
+        Ok(Page::with(items, None))
+    }
+
+    async fn with_states(pipeline: &Pipeline, events: &[Event]) -> Result<Vec<Self>, Refusal> {
+        let ids = events.iter().map(|event| event.new.id).collect();
         let mut counted: BTreeMap<EventId, Map<String, Value>> = BTreeMap::new();
         for (event, state, count) in pipeline.ledger.delivery_states(ids).await? {
             counted.entry(event).or_default().insert(state.as_str().to_owned(), count.into());
@@ -198,7 +226,7 @@ impl ListedEvent {
             let states = counted.remove(&event.new.id).unwrap_or_default();
             Self { event: EventDetails::new(event), states }
         };
-        Ok(Page::with(page.items.iter().map(&mut shown).collect(), page.next))
+        Ok(events.iter().map(&mut shown).collect())
     }
 }
 

@@ -14,7 +14,7 @@ use semel::key::Hint;
 use semel_pipeline::envelope::ENVELOPE_JSON;
 use semel_pipeline::event::{Dedupe, Event, Origin, Trace};
 use semel_pipeline::id::{EventId, EventKind};
-use semel_pipeline::ledger::{EventFilter, Paged};
+use semel_pipeline::ledger::EventFilter;
 use semel_pipeline::publish::{Publication, PublishAnswer, PublishError};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -314,11 +314,7 @@ async fn list(
     let mut asked = query.read()?;
     let found = find(pipeline, &mut asked).await?;
     if let Some(ids) = found {
-        let mut items = Vec::new();
-        for id in ids {
-            items.extend(pipeline.ledger.event(id).await?);
-        }
-        return Answer::ok(ListedEvent::page(pipeline, Paged { items, next: None }).await?);
+        return Answer::ok(ListedEvent::of_ids(pipeline, &ids).await?);
     }
     let kind = asked.choice("kind", &[("event", EventKind::Event), ("run", EventKind::Run)])?;
     let filter = EventFilter {
@@ -327,8 +323,7 @@ async fn list(
         event_type: asked.take("type"),
         tag: envelope::take_tag(&mut asked)?,
     };
-    let page = pipeline.ledger.events(filter, asked.page).await?;
-    Answer::ok(ListedEvent::page(pipeline, page).await?)
+    Answer::ok(ListedEvent::page(pipeline, filter, asked.page).await?)
 }
 
 /// Events that are named by something else than their id.

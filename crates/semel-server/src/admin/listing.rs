@@ -15,6 +15,8 @@ use super::schema::Names;
 
 const MAX_LIMIT: u32 = 1_000;
 const DEFAULT_LIMIT: u32 = 100;
+/// How many rows with a payload are in memory at once.
+pub(super) const PAYLOADS: u32 = 50;
 
 /// A filter of a list.
 pub(super) struct Parameter {
@@ -131,7 +133,75 @@ impl<T> Page<T> {
     }
 }
 
+/// Reads a page in parts. Rows of the ledger come with their payloads, of which a list shows only the size: a page of a thousand
+/// would take a gigabyte.
+pub(super) async fn read_in_parts<T, F>(
+    page: ledger::Page,
+    mut read: impl FnMut(ledger::Page) -> F,
+) -> Result<Page<T>, Refusal>
+where
+    F: Future<Output = Result<Page<T>, Refusal>>,
+{
+    let ledger::Page { mut after, limit } = page;
+    let mut items = Vec::new();
+    loop {
+        let left = limit.saturating_sub(u32::try_from(items.len()).unwrap_or(u32::MAX));
+        let wanted = left.min(PAYLOADS);
+        let part = read(ledger::Page { after, limit: wanted }).await?;
+        // A filter that finds little reads no further: its caller goes on with the cursor.
+        let is_short = part.items.len() < wanted as usize;
+        items.extend(part.items);
+        after = part.next;
+        if after.is_none() || is_short || items.len() >= limit as usize {
+            return Ok(Page { items, next: after });
+        }
+    }
+}
+
 /// An id of the kind that is meant.
 pub(crate) fn id_of<T: FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, Refusal> {
     text.parse().map_err(|error| Refusal::bad(format!("{text:?}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A page of the numbers below `rows`, read in parts, and how many rows each part was asked for.
+    async fn page(rows: u32, after: Option<&str>, limit: u32) -> (Page<u32>, Vec<u32>) {
+        let mut asked = Vec::new();
+        let page = read_in_parts(ledger::Page { after: after.map(str::to_owned), limit }, |part| {
+            asked.push(part.limit);
+            let first = part.after.map_or(0, |after| after.parse::<u32>().unwrap());
+            let end = (first + part.limit).min(rows);
+            let next = (end < rows).then(|| end.to_string());
+            async move { Ok(Page::with((first..end).collect(), next)) }
+        });
+        let page = page.await.unwrap();
+        (page, asked)
+    }
+
+    #[tokio::test]
+    async fn a_page_is_read_in_parts_and_has_all_its_rows() {
+        let (all, asked) = page(1_000, None, 120).await;
+        assert_eq!((all.items, all.next), ((0..120).collect(), Some("120".to_owned())));
+        assert_eq!(asked, [50, 50, 20]);
+        let (rest, asked) = page(170, Some("120"), 120).await;
+        assert_eq!((rest.items, rest.next), ((120..170).collect(), None));
+        assert_eq!(asked, [50], "the last row is the last of a part");
+        let (none, asked) = page(0, None, 1_000).await;
+        assert_eq!((none.items, none.next, asked), (vec![], None, vec![50]));
+    }
+
+    // What the ledger looked at in vain counts: the caller gets the cursor instead of waiting.
+    #[tokio::test]
+    async fn a_short_part_ends_its_page() {
+        let mut parts = 0;
+        let page = read_in_parts(ledger::Page { after: None, limit: 100 }, |_| {
+            parts += 1;
+            async { Ok(Page::with(vec![1], Some("7".to_owned()))) }
+        });
+        let page = page.await.unwrap();
+        assert_eq!((page.items, page.next, parts), (vec![1], Some("7".to_owned()), 1));
+    }
 }

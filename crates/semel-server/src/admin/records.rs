@@ -211,6 +211,12 @@ impl OutcomeContent {
             }
         }
     }
+
+    /// Its bytes in JSON, without names.
+    pub(super) fn size(&self) -> usize {
+        let outcome = self.outcome.as_ref().map_or(0, |outcome| outcome.get().len());
+        outcome + self.not_kept.as_ref().map_or(0, String::len)
+    }
 }
 
 /// A moment as people and programs read it: RFC 3339, UTC, milliseconds.

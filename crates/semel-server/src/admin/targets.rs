@@ -195,7 +195,8 @@ pub(crate) struct TargetChange {
     /// Why nothing is sent to the target now. Only for resume and retry.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting: Option<String>,
-    /// True if a pause met a paused target, or a resumption one that was not paused: nothing was changed.
+    /// True if a pause met a paused target, or a resumption one that was not paused: nothing was changed. Of two pauses at the same
+    /// moment one is in force; `paused` says which, also in the answer to the other.
     unchanged: bool,
 }
 
@@ -271,9 +272,10 @@ pub(crate) async fn change_target(
     let reason = audit::plain(answer::reason(&asked.reason)?);
     let pipeline = admin.pipeline()?;
     let known = pipeline.registry.current().names();
-    let was_paused = pipeline.ledger.paused_targets().await?.iter().any(|pause| pause.target == name);
+    let pauses = pipeline.ledger.paused_targets().await?;
+    let before = pauses.into_iter().find(|pause| pause.target == name);
     // A target that was removed from the configuration can still be resumed.
-    if !known.contains(&name) && !was_paused {
+    if !known.contains(&name) && before.is_none() {
         let detail = match known.as_slice() {
             [] => format!("there is no target {name:?}: the config has no [[target]]"),
             known => format!("there is no target {name:?}; there are {}", known.join(", ")),
@@ -288,19 +290,19 @@ pub(crate) async fn change_target(
     };
     // The ledger writes a pause or a resumption and its line in one transaction.
     let mut retried = None;
-    match action {
-        TargetAction::Pause => drop(pipeline.ledger.pause_target(name.clone(), line).await?),
-        TargetAction::Resume => drop(pipeline.ledger.resume_target(name.clone(), line).await?),
+    let unchanged = match action {
+        TargetAction::Pause => {
+            let pause = pipeline.ledger.pause_target(name.clone(), line).await?;
+            // Somebody else may have paused it since it was looked at.
+            before.as_ref() == Some(&pause) || pause.by != caller.name || pause.reason != reason
+        }
+        TargetAction::Resume => pipeline.ledger.resume_target(name.clone(), line).await?.is_none(),
         TargetAction::Retry => {
             let states = States::new("waiting for the next attempt", "due");
             audit::write(admin, caller, action.name(), name.clone(), &reason, &states).await?;
             retried = Some(retry_waiting(pipeline, &name).await?);
+            false
         }
-    }
-    let unchanged = match action {
-        TargetAction::Pause => was_paused,
-        TargetAction::Resume => !was_paused,
-        TargetAction::Retry => false,
     };
     let pauses = pipeline.ledger.paused_targets().await?;
     let paused = pauses.iter().find(|pause| pause.target == name).map(PauseDetails::new);

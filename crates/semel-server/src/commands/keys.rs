@@ -1,5 +1,6 @@
 //! `semel keys`: inspects keys of a running server and settles those in doubt.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
 
@@ -7,6 +8,7 @@ use anyhow::Context as _;
 use clap::Subcommand;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use http::Method;
+use semel::key::KeyId;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -125,8 +127,6 @@ fn phases() -> PossibleValuesParser {
 
 const PATH: &str = "/v1/keys";
 const FIND: &str = "/v1/keys/find";
-/// The maximum number of keys in doubt that are sorted.
-const SORTED: usize = 10_000;
 
 /// Runs the command.
 ///
@@ -144,13 +144,19 @@ pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
             }
             query.add("key", key.as_deref());
             let client = &AdminClient::of(&remote)?;
-            let order = match phase.as_deref() {
-                // Scripts read page by page; only the server's order has a cursor.
-                Some("in_doubt") if remote.json => ListOrder::OldestOfPage,
-                Some("in_doubt") => ListOrder::Oldest,
-                _ => ListOrder::Newest,
-            };
-            let fetch = || read(client, query.clone(), &paging, order);
+            let after = paging.cursor.as_deref();
+            if phase.as_deref() == Some("in_doubt") {
+                let after = after.map(ClaimPlace::read).transpose()?;
+                let fetch = || read_oldest(client, query.clone(), after.as_ref(), paging.limit);
+                let show = |(listed, left_out): (Listed, usize)| {
+                    if left_out > 0 && !remote.json {
+                        eprintln!("{left_out} more are in doubt; --limit shows them");
+                    }
+                    listed.show(&remote, list)
+                };
+                return paging.watch.show(&remote, fetch, show).await;
+            }
+            let fetch = || read_newest(client, query.clone(), &paging);
             paging.watch.show(&remote, fetch, |listed| listed.show(&remote, list)).await
         }
         KeysCommand::Find { key, header, remote } => {
@@ -229,37 +235,70 @@ pub(crate) async fn run(command: KeysCommand) -> anyhow::Result<()> {
     }
 }
 
-/// The order of a list of keys. The store lists by id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ListOrder {
-    /// Newest first, of each page.
-    Newest,
-    /// Oldest first, of each page.
-    OldestOfPage,
-    /// Oldest first, of all: the oldest waits longest for a person.
-    Oldest,
+/// The keys to list: a page in the order of the store, which lists by id, with the newest first.
+async fn read_newest(client: &AdminClient, query: QueryString, paging: &Paging) -> anyhow::Result<Listed> {
+    let pages = Pages::new(client, PATH, query).after(paging.cursor.clone());
+    let mut listed = pages.collect(paging.limit).await?;
+    listed.items.sort_by_cached_key(|item| Reverse(cell(item, "claimed_at")));
+    Ok(listed)
 }
 
-/// The keys to list.
-async fn read(
+/// The place of a key in the list of those in doubt.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct ClaimPlace {
+    claimed_at: String,
+    id: String,
+}
+
+impl ClaimPlace {
+    fn of(item: &Value) -> Self {
+        Self { claimed_at: cell(item, "claimed_at"), id: cell(item, "id") }
+    }
+
+    /// The place that a list ended with.
+    fn read(cursor: &str) -> anyhow::Result<Self> {
+        match cursor.split_once('_') {
+            Some((claimed_at, id)) if id.parse::<KeyId>().is_ok() => {
+                Ok(Self { claimed_at: claimed_at.to_owned(), id: id.to_owned() })
+            }
+            _ => {
+                Err(Misused::new("--cursor: expected the `next` of an earlier list of keys in doubt").into())
+            }
+        }
+    }
+
+    fn cursor(&self) -> String {
+        format!("{}_{}", self.claimed_at, self.id)
+    }
+}
+
+/// The keys in doubt after a place, the oldest of all first: the oldest waits longest for a person. Also returns how many
+/// follow. The store lists by id, so each list reads all of them, and keeps only those that it shows.
+async fn read_oldest(
     client: &AdminClient,
     query: QueryString,
-    paging: &Paging,
-    order: ListOrder,
-) -> anyhow::Result<Listed> {
-    let limit = if order == ListOrder::Oldest { SORTED.max(paging.limit) } else { paging.limit };
-    let pages = Pages::new(client, PATH, query).after(paging.cursor.clone());
-    let mut listed = pages.collect(limit).await?;
-    listed.items.sort_by_cached_key(|item| cell(item, "claimed_at"));
-    if order == ListOrder::Newest {
-        listed.items.reverse();
+    after: Option<&ClaimPlace>,
+    limit: usize,
+) -> anyhow::Result<(Listed, usize)> {
+    let mut pages = Pages::new(client, PATH, query);
+    let (mut oldest, mut left_out) = (BTreeMap::new(), 0);
+    while let Some(page) = pages.next_longest().await? {
+        for item in page {
+            let place = ClaimPlace::of(&item);
+            if after.is_some_and(|after| place <= *after) {
+                continue;
+            }
+            oldest.insert(place, item);
+            if oldest.len() > limit {
+                oldest.pop_last();
+                left_out += 1;
+            }
+        }
     }
-    let left_out = listed.items.len().saturating_sub(paging.limit);
-    listed.items.truncate(paging.limit);
-    if left_out > 0 {
-        eprintln!("{left_out} more are in doubt; --limit shows them");
-    }
-    Ok(listed)
+    let last = oldest.last_key_value().filter(|_| left_out > 0);
+    let next = last.map(|(place, _)| place.cursor());
+    let items = oldest.into_values().collect();
+    Ok((Listed { items, next, is_cut_short: false }, left_out))
 }
 
 async fn change(remote: &Remote, id: &str, action: &str, body: &impl Serialize) -> anyhow::Result<()> {

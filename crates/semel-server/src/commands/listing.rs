@@ -16,6 +16,8 @@ use crate::client::AdminClient;
 const EVERY: Duration = Duration::from_secs(2);
 /// The longest page of the server.
 const LONGEST_PAGE: usize = 1_000;
+/// How many pages of a list are read that are not full: a filter that finds little must not read the whole store.
+const SHORT_PAGES: u32 = 50;
 
 /// Whether a command shows its answer again and again.
 #[derive(Clone, Copy, Debug, Args)]
@@ -43,6 +45,8 @@ pub(crate) struct Listed {
     pub(crate) items: Vec<Value>,
     /// Cursor of the item after the last one.
     pub(crate) next: Option<String>,
+    /// True if the search ended before it found as many as were asked for.
+    pub(crate) is_cut_short: bool,
 }
 
 /// The pages of a list.
@@ -125,8 +129,12 @@ impl Listed {
             return print(&json!({ "items": self.items, "next": self.next }));
         }
         table(&self.items)?;
-        if let Some(next) = self.next {
-            eprintln!("there are more: add --cursor {next}");
+        match self.next {
+            Some(next) if self.is_cut_short => {
+                eprintln!("the search is not complete: continue it with --cursor {next}");
+            }
+            Some(next) => eprintln!("there are more: add --cursor {next}"),
+            None => {}
         }
         Ok(())
     }
@@ -148,17 +156,19 @@ impl<'a> Pages<'a> {
 
     /// The items up to `limit`, and the cursor of those after them.
     pub(crate) async fn collect(mut self, limit: usize) -> anyhow::Result<Listed> {
-        let mut items = Vec::new();
-        while items.len() < limit
-            && let Some(page) = self.next_up_to(Some(limit - items.len())).await?
-        {
+        let (mut items, mut short) = (Vec::new(), 0);
+        while items.len() < limit && short < SHORT_PAGES {
+            let wanted = (limit - items.len()).min(LONGEST_PAGE);
+            let Some(page) = self.next_up_to(Some(wanted)).await? else { break };
+            short += u32::from(page.len() < wanted);
             items.extend(page);
         }
+        let is_cut_short = items.len() < limit;
         let next = match self.next {
             NextPage::After(cursor) => Some(cursor),
             NextPage::First | NextPage::None => None,
         };
-        Ok(Listed { items, next })
+        Ok(Listed { items, next, is_cut_short })
     }
 
     /// The next page; `None` after the last.

@@ -101,6 +101,8 @@ pub(crate) struct ReplayArgs {
 
 /// Number of jobs that are listed by default.
 const LISTED: usize = 100;
+/// Number of failed items that are shown.
+const FAILURES_SHOWN: usize = 10;
 /// How often the job is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// A server that does not say how the job is within this time has stopped or is overloaded.
@@ -356,11 +358,17 @@ async fn follow(args: &ReplayArgs, client: &AdminClient, mut job: Value) -> anyh
 /// The first items that failed again, or could not be replayed.
 async fn failures(client: &AdminClient, job: &str) -> anyhow::Result<()> {
     let path = format!("/v1/replays/{}/items", encode(job));
-    let listed = Pages::new(client, path, QueryString::default()).collect(10_000).await?;
-    let is_shown = |item: &&Value| item["result"] == "failed_again" || item["result"] == "skipped_inflight";
-    let failed = listed.items.iter().filter(is_shown).take(10);
-    let rows: Vec<[String; 3]> =
-        failed.map(|item| ["dlq_id", "target", "error"].map(|name| cell(item, name))).collect();
+    let mut pages = Pages::new(client, path, QueryString::default());
+    let is_shown = |item: &Value| item["result"] == "failed_again" || item["result"] == "skipped_inflight";
+    let mut rows: Vec<[String; 3]> = Vec::new();
+    // They can be anywhere in the job.
+    while rows.len() < FAILURES_SHOWN
+        && let Some(page) = pages.next_longest().await?
+    {
+        let failed = page.iter().filter(|item| is_shown(item));
+        rows.extend(failed.map(|item| ["dlq_id", "target", "error"].map(|name| cell(item, name))));
+    }
+    rows.truncate(FAILURES_SHOWN);
     table(["DEAD LETTER", "TARGET", "ERROR"], &rows)
 }
 

@@ -236,6 +236,27 @@ fn a_completion_that_is_not_waited_for_is_stored_before_the_server_ends() {
     assert!(answer["detail"].as_str().unwrap().contains("true or false"), "{answer}");
 }
 
+// Also of work that goes on in a task of its own, during the request or after its answer.
+#[test]
+fn log_lines_about_claims_name_their_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("semel.toml");
+    let text = "[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n[log]\nlevel = \"debug\"\n";
+    std::fs::write(&file, text).unwrap();
+    let semel = Semel::with_config(&file, &[]);
+    let batch = json!({ "operations": [{ "claim": { "namespace": "n", "key": "1" } }] }).to_string();
+    let won = semel.admin().with("x-request-id", "req-batch").post("/v1/claims/batch", &batch).expect(200);
+    let early = semel.admin().with("x-request-id", "req-early");
+    step(&early, &won["results"][0]["result"], "complete?wait=false", "{\"outcome\": 1}").expect(202);
+    for (outcome, request) in [("won", "req-batch"), ("completed", "req-early")] {
+        let field = format!("\"outcome\":\"{outcome}\"");
+        semel.logged(&field);
+        let log = semel.log();
+        let line = log.lines().find(|line| line.contains(&field)).unwrap();
+        assert!(line.contains(&format!("\"request_id\":\"{request}\"")), "{line}");
+    }
+}
+
 #[test]
 fn a_batch_answers_each_operation_as_its_own_call_would() {
     let semel = Semel::start(&["--store", "memory:"]);
@@ -284,6 +305,51 @@ fn a_batch_answers_each_operation_as_its_own_call_would() {
     );
     let many = json!({ "operations": vec![json!({ "renew": { "claim_id": "x" } }); 1001] }).to_string();
     admin.post("/v1/claims/batch", &many).expect(400);
+}
+
+// A thousand outcomes of a megabyte each would be a gigabyte. What does not fit is repeated, and nothing is lost.
+#[test]
+fn the_answer_to_a_batch_is_bounded() {
+    let semel = Semel::start(&["--store", "memory:"]);
+    let admin = semel.admin();
+    let outcome = "x".repeat(1_000_000);
+    for key in 0..20 {
+        let won =
+            claim(&admin, &json!({ "namespace": "n", "scope": [], "key": key.to_string(), "payload": null }));
+        step(&admin, &won, "complete", &json!({ "outcome": outcome }).to_string()).expect(200);
+    }
+    let ask = |keys: &[usize]| {
+        let claims: Vec<Value> =
+            keys.iter().map(|key| json!({ "claim": { "namespace": "n", "key": key.to_string() } })).collect();
+        let answer = admin.post("/v1/claims/batch", &json!({ "operations": claims }).to_string());
+        answer.expect(200)["results"].as_array().unwrap().clone()
+    };
+    // Key 20 is new.
+    let mut left: Vec<usize> = (0..=20).collect();
+    let mut rounds = 0;
+    while !left.is_empty() {
+        let results = ask(&left);
+        let mut repeat = Vec::new();
+        for (key, result) in left.iter().zip(&results) {
+            if *key == 20 {
+                assert_eq!(result["result"]["status"], "won", "it has no outcome");
+            } else if result["problem"].is_object() {
+                let problem = &result["problem"];
+                assert_eq!(
+                    (&problem["code"], &problem["retryable"]),
+                    (&json!("batch_too_large"), &json!(true))
+                );
+                repeat.push(*key);
+            } else {
+                assert_eq!(result["result"]["status"], "replay");
+                assert_eq!(result["result"]["outcome"].as_str().map(str::len), Some(outcome.len()));
+            }
+        }
+        rounds += 1;
+        assert_eq!(repeat.len(), if rounds == 1 { 4 } else { 0 }, "16 of a little more than a megabyte fit");
+        left = repeat;
+    }
+    assert_eq!(rounds, 2);
 }
 
 // The hot cache answers claims too. An operator's command ends that at once.

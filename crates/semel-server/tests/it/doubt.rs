@@ -1,5 +1,7 @@
 //! A key of the gateway in doubt: recognised, found by the key that was sent, and settled with an answer that is shown first.
 
+use std::collections::BTreeSet;
+
 use semel_testbed::wait;
 use serde_json::{Value, json};
 
@@ -71,6 +73,51 @@ fn keys_in_doubt_are_recognised() {
     // Neither the whole key nor the credential is in the log or in a list.
     assert!(!table.out.contains("customer-1"), "{}", table.out);
     assert!(!semel.log().contains("customer-1") && !semel.log().contains("Bearer"));
+}
+
+// A list that sorted the first ten thousand only, and went on after them, never showed what it had cut off.
+#[test]
+fn every_key_in_doubt_is_listed_once_and_the_oldest_first() {
+    const KEYS: usize = 10_500;
+    let semel = Semel::start(&["--store", "memory:"]);
+    let admin = semel.admin();
+    let batch = |operations: Vec<Value>| {
+        let answer = admin.post("/v1/claims/batch", &json!({ "operations": operations }).to_string());
+        answer.expect(200)["results"].as_array().unwrap().clone()
+    };
+    let mut created = BTreeSet::new();
+    for first in (0..KEYS).step_by(500) {
+        let claims = (first..first + 500)
+            .map(|key| json!({ "claim": { "namespace": "n", "key": key.to_string(), "begin": true } }));
+        let won = batch(claims.collect());
+        created.extend(won.iter().map(|won| won["result"]["key_id"].as_str().unwrap().to_owned()));
+        let lost = won.iter().map(|won| json!({ "abandon": { "claim_id": won["result"]["claim_id"] } }));
+        assert!(batch(lost.collect()).iter().all(|lost| lost["result"]["status"] == "abandoned"));
+    }
+    let mut listed: Vec<(String, String)> = Vec::new();
+    let mut cursor: Option<String> = None;
+    for page in 0.. {
+        let mut args = vec!["list", "--phase", "in_doubt", "--limit", "4000", "--json"];
+        args.extend(cursor.iter().flat_map(|cursor| ["--cursor", cursor]));
+        let shown: Value = serde_json::from_str(&keys(&semel, &args).out).unwrap();
+        let text = |item: &Value, name: &str| item[name].as_str().unwrap().to_owned();
+        let items = shown["items"].as_array().unwrap();
+        assert_eq!(items.len(), [4_000, 4_000, 2_500][page]);
+        listed.extend(items.iter().map(|item| (text(item, "claimed_at"), text(item, "id"))));
+        cursor = shown["next"].as_str().map(str::to_owned);
+        if cursor.is_none() {
+            break;
+        }
+    }
+    assert!(listed.is_sorted(), "the oldest first, over all pages");
+    assert_eq!(listed.len(), KEYS);
+    assert!(listed.iter().map(|(_, id)| id.clone()).collect::<BTreeSet<_>>() == created, "each once");
+    // A person sees the same order.
+    let first = keys(&semel, &["list", "--phase", "in_doubt", "--limit", "1"]);
+    assert!(first.out.contains(&listed[0].1), "{}", first.out);
+    assert!(first.err.contains("10499 more are in doubt") && first.err.contains("--cursor"), "{}", first.err);
+    let wrong = keys(&semel, &["list", "--phase", "in_doubt", "--cursor", &listed[0].1]);
+    assert!(wrong.code == Some(2) && wrong.err.contains("--cursor: expected"), "{}", wrong.err);
 }
 
 // The key is part of the path: the record shows the pattern of the route.

@@ -16,19 +16,13 @@ use crate::kit::{PATIENCE, Semel, Sink, Upstream, durable_redis, metric};
 const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The same where the outage is known without it. No busy machine reaches it by itself.
-const LONG_TIMEOUT: Duration = Duration::from_secs(20);
+const LONG_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How soon requests are answered once the outage is known: the aim is 50 ms, and the machine may be busy. A request that waits
-/// for a store takes at least four times as long.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
+/// For how long the requests are judged that begin in a known outage.
+const JUDGED: Duration = Duration::from_secs(2);
 
 /// Deliveries whose take had no answer are taken again soon.
 const LEDGER: &str = "[ledger]\nlease = \"3s\"";
-
-/// How long an outage lasts after it is known.
-fn length() -> Duration {
-    Duration::from_secs(if std::env::var_os("SEMEL_PROVE").is_some() { 60 } else { 3 })
-}
 
 /// What becomes of keyed requests during the outage.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -60,6 +54,12 @@ impl Stage {
 
     fn with_long_timeout(self) -> Self {
         Self { timeout: LONG_TIMEOUT, ..self }
+    }
+
+    /// How long an outage lasts after it is known: longer than a request that waits for the store.
+    fn length(&self) -> Duration {
+        let is_proof = std::env::var_os("SEMEL_PROVE").is_some();
+        if is_proof { Duration::from_secs(60) } else { self.timeout + JUDGED }
     }
 
     /// `config` has the tables `[store]`, `[ledger]` and `[gate]`. A ledger in the store gets [`LEDGER`].
@@ -99,7 +99,7 @@ impl Stage {
         let known = tokio::time::Instant::now();
         assert_eq!(metric(&semel.admin(), &available), 0.0);
         // The outage itself, under load.
-        pass(length());
+        pass(self.length());
         let over = tokio::time::Instant::now();
         end();
         semel.logged("store available again");
@@ -109,8 +109,8 @@ impl Stage {
 
         log.judge(semel, store);
         for (what, fate) in [("pay", self.requests), ("events", self.events), ("runs", self.events)] {
-            // Those that began soon enough to show that they waited.
-            let last = over - ANSWERED_WITHIN;
+            // The outage lasted longer than a store timeout after each of them.
+            let last = over - self.timeout;
             let during: Vec<_> = calls
                 .iter()
                 .filter(|call| call.what == what && call.began >= known && call.began <= last)
@@ -126,14 +126,15 @@ impl Stage {
             // Of all: a request that waits until the end of the outage is not refused.
             let mut times: Vec<_> = during.iter().map(|call| call.ended - call.began).collect();
             times.sort_unstable();
-            let of_hundred = times[(times.len() * 99 / 100).min(times.len() - 1)];
+            let (of_hundred, slowest) = (times[times.len() * 99 / 100], times[times.len() - 1]);
             println!(
-                "{}: {} {what} of {} refused once the outage was known, 99 % answered within {of_hundred:.1?}",
+                "{}: {} {what} of {} refused once the outage was known, 99 % answered within {of_hundred:.1?}, all within {slowest:.1?}",
                 self.name,
                 refused.len(),
                 times.len()
             );
-            assert!(of_hundred < ANSWERED_WITHIN, "{}: {what} waited {of_hundred:?}", self.name);
+            // The aim is 50 ms, and the machine may be busy. None waits for the store, which would take this long.
+            assert!(slowest < self.timeout, "{}: {what} waited {slowest:?}", self.name);
         }
         self.repeat_until_done(semel, &calls);
         assert_eq!(metric(&semel.admin(), &available), 1.0);

@@ -212,7 +212,7 @@ impl Triggers {
     /// is accepted under its own id, without the key. Returns the run that had the key.
     ///
     /// # Errors
-    /// The key is invalid, or the ledger does not answer. A failed reset can be repeated.
+    /// The key is invalid, or the ledger or the buffer does not answer. A failed reset can be repeated.
     pub async fn reset_key(
         &self,
         key: RunKey<'_>,
@@ -222,13 +222,21 @@ impl Triggers {
         let id = Dedupe::run_key((principal, tenant, target), key)
             .id(&self.secret)
             .map_err(|error| Error::Refused(format!("the key cannot be used: {error}")))?;
+        let burst = self.connected_burst()?;
+        if let Some(burst) = burst {
+            // The run may be in the buffer. Redis is asked before anything changes: a second reset would not find the run of
+            // the generation that the first one ended.
+            burst.buffer.depth(tenant).await?;
+        }
         let reset = self.ledger.reset(id, line.clone()).await?;
-        let Some(burst) = self.burst() else { return Ok(reset.holder) };
+        let Some(burst) = burst else { return Ok(reset.holder) };
         // A trigger of the ended generation starts again, unless it has placed its run.
         let ended = (id, reset.ended);
         self.fail_open(burst.buffer.outdate(tenant, ended).await);
-        let buffered = self.fail_open(burst.buffer.find(tenant, ended).await).flatten();
-        Ok(reset.holder.or(buffered.filter(|found| !found.expired).map(|found| found.run)))
+        match (reset.holder, burst.buffer.find(tenant, ended).await) {
+            (Some(holder), _) => Ok(Some(holder)),
+            (None, found) => Ok(found?.filter(|found| !found.expired).map(|found| found.run)),
+        }
     }
 }
 

@@ -478,6 +478,22 @@ async fn keys_of_others_are_other_keys() {
     assert_eq!(ids.len(), others.len());
 }
 
+// "No run had this key" was said of a run that was in the buffer.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_redis_no_key_is_reset() {
+    let redis = Redis::start().expect("a Redis");
+    let deployment = Deployment::new(&redis, WIDE).await;
+    let asked = request("t", Some("k"), "{}");
+    redis.kill();
+    let first = trigger(&deployment.triggers, &asked).await;
+    let refused =
+        deployment.triggers.reset_key(KEY, &audit_line()).await.expect_err("the run may be in the buffer");
+    assert!(matches!(refused, RunAccessError::Buffer(_)), "{refused:?}");
+    assert!(refused.to_string().contains("buffer does not answer"), "{refused}");
+    let again = trigger(&deployment.triggers, &asked).await;
+    assert_eq!((again.id, again.cached), (first.id, true), "nothing was changed");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reset_key_is_free_wherever_its_run_is() {
     let redis = Redis::start().expect("a Redis");

@@ -162,8 +162,13 @@ async fn ambiguous_requests_are_refused_on_http2_too() {
     ];
     for (name, request, status) in cases {
         let mut sender = connect(&gateway).await;
-        let response = answer(&mut sender, request.unwrap()).await;
+        let mut request = request.unwrap();
+        request.headers_mut().insert("x-request-id", "order-20410".parse().unwrap());
+        let response = answer(&mut sender, request).await;
         assert_eq!(response.status(), status, "{name}");
+        if status != 200 {
+            assert_eq!(response.headers()["x-request-id"], "order-20410", "{name}: the customer quotes it");
+        }
     }
     assert_eq!(upstream.seen().len(), 1);
 }
@@ -178,6 +183,7 @@ async fn a_key_in_a_trailer_is_refused_on_http2_too() {
     let body = frames(vec![Frame::data("abc".into()), Frame::trailers(trailers)]);
     let response = answer(&mut sender, request("/x").body(body).unwrap()).await;
     assert_eq!(response.status(), 400);
+    assert_eq!(response.headers()["x-request-id"].len(), 32, "a new one");
     assert_eq!(upstream.seen().len(), 0);
 }
 

@@ -18,6 +18,9 @@ const PAUSES: &str = pauses!("ORDER BY target");
 /// `$1` target.
 const PAUSE_OF: &str = pauses!("WHERE target = $1");
 
+/// How often a pause is tried while others resume the target.
+const TRIES: usize = 5;
+
 /// `$1` target.
 const RESUME: &str = "DELETE FROM ledger_pause WHERE target = $1";
 
@@ -47,11 +50,16 @@ pub(crate) async fn pause<D: Writing>(
 ) -> Result<TargetPause, D::Fault> {
     D::check_text("the name of a target", target)?;
     let with = [target.into(), line.who.as_str().into(), line.reason.as_str().into()];
-    if db.run(D::SQL.pause, &with).await? > 0 {
-        audit(db, line).await?;
+    for _ in 0..TRIES {
+        if db.run(D::SQL.pause, &with).await? > 0 {
+            audit(db, line).await?;
+        }
+        if let Some(pause) = find(db, target).await? {
+            return Ok(pause);
+        }
+        // The pause that was met has ended at the same moment, so this one is the next.
     }
-    // Missing if it was resumed at the same moment.
-    Ok(find(db, target).await?.ok_or(Error::Stale)?)
+    Err(Error::Stale.into())
 }
 
 pub(crate) async fn resume<D: Writing>(

@@ -8,6 +8,7 @@ use semel::key::KeyId;
 use semel::record::{Command, Ruling};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use crate::admin::Admin;
 
@@ -51,7 +52,7 @@ impl Deferred {
 
 /// Stores an outcome in a task of its own.
 pub(super) fn store_later(admin: Arc<Admin>, id: KeyId, command: Command, room: OwnedSemaphorePermit) {
-    drop(tokio::spawn(async move {
+    let stored = async move {
         let give_up = Instant::now() + GIVE_UP_AFTER;
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
         loop {
@@ -74,5 +75,7 @@ pub(super) fn store_later(admin: Arc<Admin>, id: KeyId, command: Command, room: 
             }
         }
         drop(room);
-    }));
+    };
+    // Its log lines name the request, although that has been answered.
+    drop(tokio::spawn(stored.in_current_span()));
 }

@@ -85,8 +85,7 @@ pub(super) async fn list(
         event_type: asked.take("target"),
         tag: asked.take("tag"),
     };
-    let page = pipeline.ledger.events(filter, asked.page).await?;
-    Answer::ok(RunPage::Ledger(ListedEvent::page(pipeline, page).await?))
+    Answer::ok(RunPage::Ledger(ListedEvent::page(pipeline, filter, asked.page).await?))
 }
 
 /// Maximum number of tenants whose runs are counted for a list.

@@ -54,6 +54,7 @@ fn guessing_tokens_is_logged_and_slowed_down_for_one_address_only() {
     let log = semel.log();
     let line = log.lines().find(|line| line.contains("login failed: unknown token")).unwrap();
     assert!(line.contains("\"WARN\"") && line.contains("127.0.0.1"), "{line}");
+    assert!(line.contains("\"request_id\":\""), "{line}");
     assert!(!log.contains("a-guess") && !log.contains(TOKEN), "{log}");
 }
 

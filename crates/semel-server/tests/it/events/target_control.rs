@@ -70,6 +70,36 @@ fn a_paused_target_is_seen_and_gets_nothing() {
     assert!(command(&semel, &["status"]).contains("paused        none"));
 }
 
+// Two people pause a target at the same moment: one pause is in force, both are told which, and only one changed something.
+#[test]
+fn two_pauses_at_once_are_one() {
+    let sink = Sink::start();
+    let bench = Bench::new(&target("crm", &sink, ""));
+    let semel = bench.start();
+    for round in 0..20 {
+        let start = std::sync::Barrier::new(2);
+        let pause = |who: &str| {
+            let (admin, body) = (semel.admin(), json!({ "reason": format!("{who} {round}") }).to_string());
+            start.wait();
+            admin.post("/v1/targets/crm/pause", &body).expect(200)
+        };
+        let pauses: Vec<Value> = std::thread::scope(|scope| {
+            let both = ["ann", "bob"].map(|who| scope.spawn(move || pause(who)));
+            both.map(|one| one.join().unwrap()).into()
+        });
+        assert_eq!(pauses[0]["paused"], pauses[1]["paused"]);
+        assert_eq!(pauses.iter().filter(|pause| pause["unchanged"] == false).count(), 1, "{pauses:?}");
+        let first = pauses.iter().find(|pause| pause["unchanged"] == false).unwrap();
+        let reason = first["paused"]["reason"].as_str().unwrap();
+        assert!(reason == format!("ann {round}") || reason == format!("bob {round}"), "{reason}");
+        let resumed = change(&semel.admin(), "crm", "resume");
+        assert_eq!((&resumed["unchanged"], &resumed["paused"]), (&json!(false), &Value::Null));
+        assert_eq!(change(&semel.admin(), "crm", "resume")["unchanged"], true);
+    }
+    let audit = command(&semel, &["audit", "--subject", "crm", "--limit", "1000"]);
+    assert_eq!(audit.lines().skip(1).count(), 40, "each change once: {audit}");
+}
+
 // A delivery in progress ends; the next one waits.
 #[test]
 fn a_delivery_in_progress_ends() {

@@ -93,6 +93,10 @@ impl Page {
             }
         }
         assert!(!in_block && !in_comment, "{path}: a block or comment does not end");
+        if !block.before.is_empty() {
+            // Commands after the last block, which check what it did.
+            page.blocks.push(block);
+        }
         page
     }
 

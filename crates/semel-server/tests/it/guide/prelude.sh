@@ -98,6 +98,14 @@ expect() {
   grep -q "^HTTP/[0-9.]* $status" <<<"$answer" || fail "$status was expected of: $*"
 }
 
+# shows PATTERN COMMAND…: the output of the command must have a line like this.
+shows() {
+  local pattern=$1 output
+  shift
+  output=$("$@") || fail "$*"
+  grep -Eq -- "$pattern" <<<"$output" || fail "$* does not show $pattern: $output"
+}
+
 # The scripts of the repository, by name and argument alone: they would start what is running here.
 mkdir scripts
 for script in test contract clients coverage; do printf '#!/bin/sh\n' >"scripts/$script"; done

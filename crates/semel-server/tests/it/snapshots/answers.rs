@@ -74,19 +74,20 @@ fn a_bulk_discard_goes_on_after_a_refusal() {
     assert_eq!(output.status.code(), Some(1));
 }
 
-/// Cause: keys in doubt are sorted before they are cut, so the list had no cursor. Fix: JSON has pages.
+/// Cause: keys in doubt were sorted page by page in JSON, and the cursor of a person's list went on after keys that were cut
+/// off. Fix: both are in the order of all, and the cursor is a place in it.
 #[test]
-fn a_list_of_keys_in_doubt_as_json_says_how_to_read_on() {
+fn a_list_of_keys_in_doubt_says_how_to_read_on() {
     let url = serve(|request| {
         let key = |number: u32| {
             let claimed = format!("2026-11-18T00:00:0{}Z", 9 - number);
-            json!({ "id": number.to_string(), "phase": "in_doubt", "claimed_at": claimed })
+            json!({ "id": format!("{number:032}"), "phase": "in_doubt", "claimed_at": claimed })
         };
         match request {
-            "GET /v1/keys?phase=in_doubt&limit=2" => {
+            "GET /v1/keys?phase=in_doubt&limit=1000" => {
                 (200, json!({ "items": [key(1), key(2)], "next": "two" }))
             }
-            "GET /v1/keys?phase=in_doubt&limit=2&cursor=two" => {
+            "GET /v1/keys?phase=in_doubt&limit=1000&cursor=two" => {
                 (200, json!({ "items": [key(3)], "next": null }))
             }
             other => (400, json!({ "detail": other })),
@@ -97,9 +98,49 @@ fn a_list_of_keys_in_doubt_as_json_says_how_to_read_on() {
         let output = run(&[&args[..], more].concat());
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let page: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let ids = page["items"].as_array().unwrap().iter().map(|item| item["id"].to_string());
-        (ids.collect::<String>(), page["next"].clone())
+        let id = |item: &Value| item["id"].as_str().unwrap().trim_start_matches('0').to_owned();
+        let ids = page["items"].as_array().unwrap().iter().map(id);
+        (ids.collect::<String>(), page["next"].as_str().map(str::to_owned))
     };
-    assert_eq!(list(&[]), ("\"2\"\"1\"".to_owned(), json!("two")), "the oldest of the page first");
-    assert_eq!(list(&["--cursor", "two"]), ("\"3\"".to_owned(), Value::Null));
+    let (ids, next) = list(&[]);
+    assert_eq!(ids, "32", "the oldest of all first");
+    assert_eq!(list(&["--cursor", &next.unwrap()]), ("1".to_owned(), None));
+}
+
+/// Cause: a search for the beginning of a key read the whole store, page after page. Fix: it ends after a number of pages, and
+/// says how to go on.
+#[test]
+fn a_search_that_finds_nothing_ends() {
+    let url = serve(|_| (200, json!({ "items": [], "next": "on" })));
+    let output = run(&["keys", "list", "--hint", "zebra", "--admin", &url]);
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(err.contains("the search is not complete: continue it with --cursor on"), "{err}");
+    let output = run(&["keys", "list", "--hint", "zebra", "--json", "--admin", &url]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "{\"items\":[],\"next\":\"on\"}\n");
+}
+
+/// Cause: a replay of more than ten thousand dead letters looked for what failed in its first ten thousand items only.
+#[test]
+fn failures_at_the_end_of_a_long_replay_are_shown() {
+    let url = serve(|request| {
+        let item = |result: &str| json!({ "dlq_id": "dlq_1", "target": "crm", "result": result, "error": "it is down" });
+        let (path, cursor) = request.split_once("&cursor=").unwrap_or((request, "0"));
+        match (path, cursor.parse::<u32>()) {
+            ("GET /v1/replays/rpl_1", _) => {
+                let counts = json!({ "total": 11_001, "replayed": 11_000, "failed_again": 1 });
+                (200, json!({ "id": "rpl_1", "state": "done", "counts": counts }))
+            }
+            ("GET /v1/replays/rpl_1/items?limit=1000", Ok(page @ 0..11)) => {
+                (200, json!({ "items": vec![item("replayed"); 1_000], "next": (page + 1).to_string() }))
+            }
+            ("GET /v1/replays/rpl_1/items?limit=1000", Ok(11)) => {
+                (200, json!({ "items": [item("failed_again")], "next": null }))
+            }
+            (other, _) => (400, json!({ "detail": other })),
+        }
+    });
+    let output = run(&["replay", "--job", "rpl_1", "--admin", &url]);
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(out.contains("it is down"), "{out}{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(1));
 }
