@@ -398,7 +398,7 @@ pub(super) async fn forget(
             ForgetRequest { reason: form.get("reason").to_owned(), force: form.get("force") == "yes", fence };
         let (own, caller, key) = (Arc::clone(&admin), visitor.caller.clone(), id.clone());
         let done = run_to_completion(async move { forget_key(&own, &caller, &key, asked).await }).await;
-        Strip::forget(&admin).await;
+        Strip::forget(&admin);
         match done {
             Ok(change) => Ok(go("/keys", &message_of("forgotten", &change))),
             Err(refusal) => {

@@ -327,7 +327,7 @@ pub(super) async fn start(State(admin): State<Arc<Admin>>, form: Submission) -> 
         };
         match started.await {
             Ok(job) => {
-                Strip::forget(&admin).await;
+                Strip::forget(&admin);
                 Ok(go(&format!("/replays/{}", job.id), "started"))
             }
             Err(refusal) => page(&admin, &visitor, fields, true, Some(labelled(&refusal))).await,
