@@ -156,8 +156,12 @@ const fn cookie_name(has_tls: bool) -> &'static str {
 }
 
 /// Pages that refresh themselves say so.
+pub(super) fn is_refresh(headers: &HeaderMap) -> bool {
+    headers.contains_key("x-semel-refresh")
+}
+
 fn requested_by(request: &Request) -> RequestedBy {
-    let is_script = request.headers().contains_key("x-semel-refresh")
+    let is_script = is_refresh(request.headers())
         || matches!(request.uri().path(), super::live::PATH | super::live::SESSION);
     if is_script { RequestedBy::Script } else { RequestedBy::Person }
 }
