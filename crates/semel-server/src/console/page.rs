@@ -256,6 +256,9 @@ fn message(code: &str) -> Option<String> {
         "target-resume" => {
             "The target is resumed. Its circuit breaker decides when waiting deliveries are sent."
         }
+        "target-removed" => {
+            "The target is no longer paused. It is not in the configuration, so nothing is sent to it."
+        }
         "target-retry" => "Deliveries that waited for their next attempt are due now.",
         _ => return None,
     };

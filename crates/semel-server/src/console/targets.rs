@@ -364,12 +364,12 @@ pub(super) async fn change(
             Ok(_) => {
                 // A target that is not in the configuration has no page after it was resumed.
                 let is_known = admin.pipeline()?.registry.current().names().contains(&name);
-                let path = if is_known {
-                    format!("/targets/{}", html::encode(&name))
+                if is_known || action != TargetAction::Resume {
+                    let path = format!("/targets/{}", html::encode(&name));
+                    Ok(go(&path, &format!("target-{}", action.name())))
                 } else {
-                    "/targets".to_owned()
-                };
-                Ok(go(&path, &format!("target-{}", action.name())))
+                    Ok(go("/targets", "target-removed"))
+                }
             }
             Err(refusal) => {
                 let problem = Some(refusal.detail().to_owned());
