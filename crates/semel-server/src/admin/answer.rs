@@ -65,6 +65,11 @@ impl Refusal {
         &self.detail
     }
 
+    /// Its code, for programs.
+    pub(crate) fn code(&self) -> &'static str {
+        self.code
+    }
+
     /// The status of its answer.
     pub(crate) fn status(&self) -> StatusCode {
         self.status
