@@ -68,7 +68,7 @@ pub(crate) struct Admin {
     secret: Arc<Secret>,
     /// None where there is no ledger.
     pub(crate) pipeline: Option<Arc<Pipeline>>,
-    requests: Arc<Requests>,
+    pub(crate) requests: Arc<Requests>,
     /// None where this server has none.
     pub(crate) gateway: Option<Arc<Gateway>>,
     /// The pages for people.

@@ -18,6 +18,7 @@ mod chart;
 mod configuration;
 mod dead_letters;
 mod diff;
+mod doubt_queue;
 mod events;
 mod html;
 mod key_find;
@@ -52,6 +53,7 @@ use axum::routing::{get, post};
 use serde::Deserialize;
 use tower_service::Service as _;
 
+use self::doubt_queue::DoubtQueue;
 use self::live::Streams;
 use self::sample::Samples;
 use self::session::ConsoleSessions;
@@ -65,6 +67,7 @@ pub(crate) struct Console {
     pub(crate) samples: Samples,
     pub(crate) streams: Streams,
     pub(crate) strip: LastStrip,
+    pub(crate) doubt_queue: DoubtQueue,
     /// Replaced when the configuration is reloaded.
     pub(crate) config: parking_lot::RwLock<Arc<EffectiveConfig>>,
     /// True if the listener has a certificate: cookies are then for TLS only.
@@ -78,6 +81,7 @@ impl Console {
             samples: Samples::default(),
             streams: Streams::default(),
             strip: LastStrip::default(),
+            doubt_queue: DoubtQueue::default(),
             config: parking_lot::RwLock::new(Arc::new(config)),
             has_tls,
         }

@@ -26,7 +26,7 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use self::log::AccessLog;
-pub(crate) use self::requests::{AnsweredRequest, EffectRun, Requests};
+pub(crate) use self::requests::{AnsweredRequest, EffectRun, KeyRequests, Requests};
 use self::story::{REQUEST_ID, RequestIds};
 pub(crate) use self::story::{is_request_id, new_request_id};
 use crate::config;

@@ -65,6 +65,11 @@ impl Refusal {
         &self.detail
     }
 
+    /// Its code, for programs.
+    pub(crate) fn code(&self) -> &'static str {
+        self.code
+    }
+
     /// The status of its answer.
     pub(crate) fn status(&self) -> StatusCode {
         self.status
@@ -297,7 +302,7 @@ impl<T, S: Sync> FromRequest<S> for PayloadBody<T> {
 const LONGEST_DAYS: u64 = 3650;
 
 /// A length of time in a member with this name.
-pub(super) fn length(name: &str, text: Option<&str>) -> Result<Option<Duration>, Refusal> {
+pub(crate) fn length(name: &str, text: Option<&str>) -> Result<Option<Duration>, Refusal> {
     let Some(text) = text else { return Ok(None) };
     match parse_duration(text) {
         None => Err(Refusal::bad(format!("{name}: expected a duration such as \"30s\""))),

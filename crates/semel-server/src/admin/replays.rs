@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
-use semel::time::{Clock as _, SystemClock};
+use semel::time::{Clock as _, SystemClock, Timestamp};
 use semel_pipeline::id::{DeliveryId, EventId, JobId, LetterId};
 use semel_pipeline::ledger::{self, LetterFilter, TargetPause};
 use semel_pipeline::letter::{Letter, Status};
@@ -85,6 +85,10 @@ pub(crate) struct ReplayRequest {
     /// letter and are left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) since: Option<String>,
+    /// The time that `since` goes back to. The console fixes it with the plan that it shows: at the approval, the same length of
+    /// time would begin later.
+    #[serde(skip)]
+    pub(crate) since_at: Option<Timestamp>,
     /// Maximum number of items, with `status`: 100 by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
@@ -569,6 +573,7 @@ async fn selection(
                 return Err(Refusal::bad("limit: expected at least 1"));
             }
             if let Some(since) = answer::length("since", wanted.since.as_deref())? {
+                let since = wanted.since_at.unwrap_or_else(|| time_before(since));
                 return recent(pipeline, wanted, tenant, since, limit).await;
             }
             let (targets, signature) = (wanted.targets.clone(), wanted.signature.clone());
@@ -588,15 +593,20 @@ async fn selection(
     }
 }
 
-/// The pending dead letters of the last time, the oldest first, up to a limit.
+/// The time that was this long ago.
+pub(crate) fn time_before(length: Duration) -> Timestamp {
+    let length = u64::try_from(length.as_micros()).unwrap_or(u64::MAX);
+    Timestamp::from_micros(SystemClock.now().as_micros().saturating_sub(length))
+}
+
+/// The pending dead letters since a time, the oldest first, up to a limit.
 async fn recent(
     pipeline: &Pipeline,
     wanted: &ReplayRequest,
     tenant: Option<String>,
-    since: Duration,
+    since: Timestamp,
     limit: u64,
 ) -> Result<Selected, Refusal> {
-    let now = SystemClock.now();
     // A list for each target: letters of other targets are not read.
     let targets: Vec<Option<String>> = match wanted.targets.as_slice() {
         [] => vec![None],
@@ -610,7 +620,7 @@ async fn recent(
         // The newest come first, and the list ends at the first one that is too old.
         loop {
             let page = pipeline.ledger.letters(filter.clone(), ledger::Page { after, limit: READ }).await?;
-            let recent = page.items.iter().take_while(|letter| now.left(letter.created_at) <= since);
+            let recent = page.items.iter().take_while(|letter| letter.created_at >= since);
             let recent: Vec<&Letter> = recent.collect();
             read += recent.len();
             let is_last = page.next.is_none() || recent.len() < page.items.len();

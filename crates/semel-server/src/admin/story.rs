@@ -37,7 +37,7 @@ use super::events::EventDetails;
 use super::records::{KeyDetails, phase_name, time};
 use super::runs::run_error;
 use super::targets::why_waiting;
-use crate::gateway::{AnsweredRequest, EffectRun};
+use crate::gateway::{AnsweredRequest, EffectRun, KeyRequests};
 use crate::pipeline::Pipeline;
 
 /// True if a request with this id claimed the key, or if the stored answer tells clients this id.
@@ -86,6 +86,9 @@ pub(crate) struct Story {
     pub(crate) timeline: Vec<StoryEntry>,
     /// Answers to requests with a key are listed if this server gave them since this time. Null without such a key.
     pub(crate) answers_since: Option<String>,
+    /// Number of earlier requests with the key that `timeline` leaves out: it lists the last 50 of a key.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) requests_left_out: usize,
 }
 
 /// A thing that belongs to the action.
@@ -143,8 +146,13 @@ struct StoryBuilder<'a> {
     events: BTreeSet<EventId>,
     /// True if it has a key, with the requests that this process remembers.
     has_key: bool,
+    requests_left_out: usize,
     /// Where the search for a request ended before it was through.
     cut_short: Option<String>,
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 async fn show(State(admin): State<Arc<Admin>>, PathId(id): PathId) -> Result<Answer<Story>, Refusal> {
@@ -152,8 +160,8 @@ async fn show(State(admin): State<Arc<Admin>>, PathId(id): PathId) -> Result<Ans
 }
 
 impl Story {
-    /// When this server started, if the action began before: answers that it gave then are not listed.
-    pub(crate) fn restarted_at(&self) -> Option<&str> {
+    /// From when on answers are listed, if the action began before.
+    pub(crate) fn answers_begin_at(&self) -> Option<&str> {
         let first = self.timeline.first()?;
         self.answers_since.as_deref().filter(|since| first.at.as_str() < *since)
     }
@@ -169,6 +177,7 @@ impl Story {
             found: Vec::new(),
             events: BTreeSet::new(),
             has_key: false,
+            requests_left_out: 0,
             cut_short: None,
         };
         let unavailable = story.gather(&id).await?;
@@ -189,7 +198,8 @@ impl Story {
         story.timeline.sort_by_key(|(at, _)| *at);
         let timeline = story.timeline.into_iter().map(|(_, entry)| entry).collect();
         let answers_since = story.has_key.then(|| time(admin.requests.since()));
-        Ok(Self { id, found: story.found, timeline, answers_since })
+        let requests_left_out = story.requests_left_out;
+        Ok(Self { id, found: story.found, timeline, answers_since, requests_left_out })
     }
 }
 
@@ -268,7 +278,9 @@ impl StoryBuilder<'_> {
         let (record, id) = (&snapshot.record, snapshot.id.to_string());
         let mut knows_doubt = false;
         let mut last_end = None;
-        for request in self.admin.requests.of_key(snapshot.id, REQUESTS) {
+        let KeyRequests { newest, left_out } = self.admin.requests.of_key(snapshot.id, REQUESTS);
+        self.requests_left_out += left_out;
+        for request in newest {
             let AnsweredRequest { arrived, at, request_id, outcome, status, run } = request;
             if let Some(EffectRun { doubt }) = run {
                 // The record has the last claim only.

@@ -204,8 +204,12 @@ fn print_story(story: &Value) -> anyhow::Result<()> {
         && first < since
     {
         eprintln!(
-            "this server started at {since}: what it answered before is not listed, except by the request that claimed the key last"
+            "this server lists its answers since {since}: what it answered before is not listed, except by the request that claimed \
+             the key last"
         );
+    }
+    if let Some(left_out @ 1..) = story["requests_left_out"].as_u64() {
+        eprintln!("{left_out} earlier requests with the key are not listed");
     }
     Ok(())
 }

@@ -205,6 +205,7 @@ fn request(args: &ReplayArgs) -> anyhow::Result<ReplayRequest> {
         status: args.status.clone(),
         limit: args.limit.map(|limit| limit as u64),
         since: args.since.as_deref().map(since).transpose()?,
+        since_at: None,
         tenant: args.tenant.clone(),
         signature: args.signature.clone(),
         ids: (!args.id.is_empty()).then(|| args.id.clone()),

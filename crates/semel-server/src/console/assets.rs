@@ -38,3 +38,44 @@ pub(super) async fn serve(Path(name): Path<String>) -> Response {
     response.headers_mut().insert(header::CACHE_CONTROL, for_ever);
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A template without what is computed.
+    fn fixed(text: &str) -> String {
+        let mut fixed = String::new();
+        for (at, part) in text.split("{{").enumerate() {
+            fixed.push_str(if at == 0 { part } else { part.split_once("}}").map_or("", |(_, rest)| rest) });
+        }
+        let mut without = String::new();
+        for (at, part) in fixed.split("{%").enumerate() {
+            without.push_str(if at == 0 { part } else { part.split_once("%}").map_or("", |(_, rest)| rest) });
+        }
+        without
+    }
+
+    // A class that the style sheet does not know changes nothing, and nobody notices.
+    #[test]
+    fn the_style_sheet_has_every_class_of_the_templates() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("templates");
+        let mut classes = 0;
+        for file in std::fs::read_dir(folder).unwrap() {
+            let path = file.unwrap().path();
+            let template = fixed(&std::fs::read_to_string(&path).unwrap());
+            let attributes = template.split("class=\"").skip(1).map(|rest| rest.split_once('"').unwrap().0);
+            for class in attributes.flat_map(str::split_whitespace) {
+                classes += 1;
+                // A name that ends so is completed by a value.
+                let is_prefix = class.ends_with('-');
+                let is_known = CSS.content.split(&format!(".{class}")).skip(1).any(|rest| {
+                    is_prefix
+                        || !rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_')
+                });
+                assert!(is_known, "{class} of {}", path.display());
+            }
+        }
+        assert!(classes > 300, "the templates are read: {classes}");
+    }
+}

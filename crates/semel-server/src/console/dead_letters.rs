@@ -100,6 +100,17 @@ impl LetterQuery {
     }
 }
 
+/// Why dead letters cannot be replayed, whatever their status; `None` if they can. `targets` are those of the configuration.
+fn why_not_replayed(target: Option<&str>, targets: &[String]) -> Option<&'static str> {
+    match target {
+        None => {
+            Some("A message without a target cannot be replayed: edit it as a copy, and replay the copy.")
+        }
+        Some(target) if targets.iter().any(|known| known == target) => None,
+        Some(_) => Some("The target is not in the configuration: its dead letters cannot be replayed."),
+    }
+}
+
 struct GroupRow {
     query: LetterQuery,
     target: String,
@@ -108,12 +119,13 @@ struct GroupRow {
     count: u64,
     pending: u64,
     by_status: Vec<(&'static str, u64)>,
+    why_not_replayed: Option<&'static str>,
     first: Html,
     last: Html,
 }
 
 impl GroupRow {
-    fn new(group: &FailureGroup, query: &LetterQuery) -> Self {
+    fn new(group: &FailureGroup, query: &LetterQuery, targets: &[String]) -> Self {
         let of = |status: Status| {
             group.counts.iter().find(|(known, _)| *known == status).map_or(0, |(_, count)| *count)
         };
@@ -124,6 +136,7 @@ impl GroupRow {
             error: group.error.clone(),
             count: group.counts.iter().map(|(_, count)| count).sum(),
             pending: of(Status::Pending),
+            why_not_replayed: why_not_replayed(group.target.as_deref(), targets),
             by_status: group.counts.iter().map(|(status, count)| (status.as_str(), *count)).collect(),
             first: html::when(group.first_at),
             last: html::when(group.last_at),
@@ -167,14 +180,16 @@ pub(super) async fn groups(
     Query(query): Query<LetterQuery>,
 ) -> Response {
     answer(&admin, &visitor, async {
-        let found = admin.pipeline()?.ledger.groups(query.filter()?).await?;
+        let pipeline = admin.pipeline()?;
+        let found = pipeline.ledger.groups(query.filter()?).await?;
+        let targets = pipeline.registry.current().names();
         let page = Page::new(&admin, &visitor, Section::DeadLetters, "Dead letters").await;
         let page = page.with_message(query.did.as_deref());
         Ok(show_page(&GroupsPage {
             statuses: statuses(&page),
             page,
             is_partial: found.is_partial,
-            rows: found.groups.iter().map(|group| GroupRow::new(group, &query)).collect(),
+            rows: found.groups.iter().map(|group| GroupRow::new(group, &query, &targets)).collect(),
             query,
             may_replay: visitor.may(&actions::START_REPLAY),
             may_discard: visitor.may(&actions::DISCARD_MATCHING),
@@ -319,6 +334,7 @@ struct LetterPage {
     payload: Option<String>,
     may_see: bool,
     may_replay: bool,
+    why_not_replayed: Option<&'static str>,
     may_discard: bool,
     may_restore: bool,
     may_edit: bool,
@@ -339,9 +355,12 @@ pub(super) async fn show(
 ) -> Response {
     answer(&admin, &visitor, async {
         let id = id_of(&id)?;
-        let story = admin.pipeline()?.ledger.letter(id).await?;
+        let pipeline = admin.pipeline()?;
+        let story = pipeline.ledger.letter(id).await?;
         let story = story.ok_or_else(|| Refusal::not_found(format!("there is no dead letter {id}")))?;
         let letter = &story.letter;
+        let target = letter.target.as_deref().filter(|_| letter.delivery.is_some());
+        let why_not = why_not_replayed(target, &pipeline.registry.current().names());
         let page = Page::new(&admin, &visitor, Section::DeadLetters, format!("Dead letter {id}")).await;
         let may_see = visitor.sees_payloads();
         let payload = (may_see && shown.payload == "show").then(|| preview_of(&letter.payload));
@@ -354,7 +373,8 @@ pub(super) async fn show(
             attempts: Attempts::new(&story.attempts),
             payload,
             may_see,
-            may_replay: is_open && letter.delivery.is_some() && visitor.may(&actions::START_REPLAY),
+            may_replay: is_open && why_not.is_none() && visitor.may(&actions::START_REPLAY),
+            why_not_replayed: why_not.filter(|_| is_open),
             may_discard: is_open && visitor.may(&actions::DISCARD),
             may_restore: matches!(letter.status, Status::Discarded | Status::Parked)
                 && visitor.may(&actions::RESTORE),

@@ -31,6 +31,7 @@ pub(super) struct SearchProgress {
 }
 
 /// What a search has found so far.
+#[derive(Default)]
 pub(super) struct FoundByHint {
     pub(super) items: Vec<Snapshot>,
     /// Where the next page or part begins.
@@ -92,6 +93,11 @@ pub(super) async fn search(
 }
 
 impl FoundByHint {
+    /// True if the time was over before all was read.
+    pub(super) const fn is_cut_short(&self) -> bool {
+        self.is_cut_short
+    }
+
     /// The address of the next part, if the search is not over.
     pub(super) fn next_part(&self, path: &str, filters: &[(&str, &str)]) -> Option<String> {
         let next = self.next.filter(|_| self.is_cut_short && self.items.len() <= CARRIED)?;

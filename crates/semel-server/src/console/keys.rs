@@ -4,17 +4,18 @@ use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::{Path, Query, State};
-use axum::response::Response;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse as _, Response};
 use semel::record::{Phase, State as RecordState};
 use semel::store::Snapshot;
 use serde::Deserialize;
 
 use super::html::{self, Html};
-use super::key_search::{self, SearchProgress};
+use super::key_search::{self, FoundByHint, SearchProgress};
 use super::page::{Confirm, Next, Page, Section, answer, go, message_of, show as show_page};
 use super::story::Timeline;
 use super::strip::Strip;
-use super::visitor::{Submission, Visitor};
+use super::visitor::{Submission, Visitor, is_refresh};
 use super::{Did, actions};
 use crate::admin::audit::run_to_completion;
 use crate::admin::keys::{ForgetRequest, check_fence, find, forget_key};
@@ -38,7 +39,6 @@ pub(super) struct KeysQuery {
     did: Option<String>,
 }
 
-/// A key in a list.
 /// A key in a list.
 pub(super) struct KeyRow {
     pub(super) id: String,
@@ -77,6 +77,8 @@ struct KeysPage {
     filters: KeysQuery,
     /// The order of the keys in doubt, in words.
     order: Option<String>,
+    /// When the keys in doubt were read.
+    read_at: Option<Html>,
     phases: Vec<(&'static str, String)>,
     rows: Vec<KeyRow>,
     /// How far a search has come that did not read all records.
@@ -92,6 +94,7 @@ pub(super) async fn list(
     State(admin): State<Arc<Admin>>,
     visitor: Visitor,
     Query(filters): Query<KeysQuery>,
+    headers: HeaderMap,
 ) -> Response {
     answer(&admin, &visitor, async {
         let phase = match filters.phase.as_str() {
@@ -99,23 +102,36 @@ pub(super) async fn list(
             name => Some(named_phase(name)?),
         };
         let is_queue = phase == Some(Phase::InDoubt) && filters.progress.is_first();
-        let limit = if is_queue { QUEUE } else { PAGE };
         let hint = filters.hint.trim();
-        let mut found = key_search::search(&admin, phase, hint, limit, &filters.progress).await?;
+        let mut read_at = None;
+        let found = if is_queue {
+            let read = queue(&admin, hint, &filters.progress);
+            let reading = if is_refresh(&headers) {
+                // Only a complete list may replace one: somebody may have searched further than this reading did.
+                let reading = admin.console.doubt_queue.refresh(hint, read).await?;
+                match reading.filter(|reading| !reading.found.is_cut_short()) {
+                    Some(reading) => reading,
+                    None => return Ok(StatusCode::NO_CONTENT.into_response()),
+                }
+            } else {
+                admin.console.doubt_queue.read(hint, read).await?
+            };
+            read_at = Some(html::when(reading.at));
+            reading.found
+        } else {
+            Arc::new(key_search::search(&admin, phase, hint, PAGE, &filters.progress).await?)
+        };
         let pairs = [("phase", filters.phase.as_str()), ("hint", filters.hint.as_str())];
         let order = (phase == Some(Phase::InDoubt)).then(|| order_of(is_queue, found.next.is_none()));
         let next_part = found.next_part("/keys", &pairs);
         let searched = next_part.as_ref().map(|_| found.progress());
-        if is_queue {
-            // The store sorts by id. Who waits longest is settled first.
-            found.items.sort_by_key(|snapshot| snapshot.record.claimed_at);
-        }
         let title = if is_queue { "Keys in doubt" } else { "Keys" };
         let mut page = Page::new(&admin, &visitor, Section::Keys, title).await;
-        if is_queue {
+        // A search that is not over goes on by itself, and a refresh would begin it again.
+        if is_queue && !found.is_cut_short() {
             page = page.refreshed_from(format!("/keys{}", html::query(&pairs)));
         }
-        let cursor = found.next.map(|next| next.to_string());
+        let cursor = found.next.as_ref().map(|next| next.to_string());
         let next = Next::new("/keys", &pairs, cursor.as_deref());
         let phases = PHASES.iter().filter(|(name, _)| *name != "vacant");
         Ok(show_page(&KeysPage {
@@ -123,6 +139,7 @@ pub(super) async fn list(
             phases: phases.map(|(name, _)| (*name, html::label(name))).collect(),
             rows: found.items.iter().map(KeyRow::new).collect(),
             order,
+            read_at,
             searched,
             next_part,
             next,
@@ -132,6 +149,13 @@ pub(super) async fn list(
         }))
     })
     .await
+}
+
+/// The keys in doubt, the oldest first. The store sorts by id; who waits longest is settled first.
+async fn queue(admin: &Admin, hint: &str, progress: &SearchProgress) -> Result<FoundByHint, Refusal> {
+    let mut found = key_search::search(admin, Some(Phase::InDoubt), hint, QUEUE, progress).await?;
+    found.items.sort_by_key(|snapshot| snapshot.record.claimed_at);
+    Ok(found)
 }
 
 /// The order of a list of keys in doubt. The store sorts them by id; the first page is sorted by age after it was read.
@@ -163,13 +187,13 @@ struct KeyPage {
     row: KeyRow,
     explanation: String,
     facts: Vec<(&'static str, Html)>,
-    /// Requests that came with the key, if more than one did, and what became of them.
-    requests: Option<(usize, String)>,
+    /// The requests that came with the key, if more than one did.
+    requests: Option<KeyRequestsView>,
     outcome: Option<AnswerContent>,
     outcome_text: Option<String>,
     timeline: Timeline,
-    /// When the server started, if it answered requests before that it no longer knows.
-    restarted_at: Option<String>,
+    /// From when on answers are listed, if the server gave some before.
+    answers_begin_at: Option<String>,
     may_settle: bool,
     may_forget: bool,
 }
@@ -183,10 +207,8 @@ pub(super) async fn show(
     answer(&admin, &visitor, async {
         let (key, snapshot) = find(&admin.engine, &id).await?;
         let story = Story::tell(&admin, key.to_string()).await?;
-        let requests = story.timeline.iter().filter(|entry| entry.place == "gateway");
-        let from_record = requests.clone().filter(|entry| entry.what == "answered from the record").count();
         let (record, phase) = (&snapshot.record, snapshot.phase());
-        let requests = Some((requests.count(), what_ran(&snapshot, from_record))).filter(|(all, _)| *all > 1);
+        let requests = KeyRequestsView::new(&admin, &story, &snapshot);
         let row = KeyRow::new(&snapshot);
         let outcome = visitor.sees_payloads().then(|| record.outcome(snapshot.now)).flatten();
         let outcome_text =
@@ -203,7 +225,7 @@ pub(super) async fn show(
             outcome: outcome.filter(|outcome| outcome.kind() != "json").and_then(AnswerContent::new),
             outcome_text,
             timeline: Timeline::new(&story),
-            restarted_at: story.restarted_at().map(str::to_owned),
+            answers_begin_at: story.answers_begin_at().map(str::to_owned),
             may_settle: phase == Phase::InDoubt && visitor.may(&actions::SETTLE_KEY),
             may_forget: may_forget(&visitor, phase),
             row,
@@ -219,8 +241,37 @@ fn may_forget(visitor: &Visitor, phase: Phase) -> bool {
         && (!phase.is_in_progress() || visitor.caller.may(Right::Administrate).is_ok())
 }
 
-/// How often the effect ran for several requests, as far as the record says.
-fn what_ran(snapshot: &Snapshot, from_record: usize) -> String {
+/// The requests that came with a key, and what became of them.
+struct KeyRequestsView {
+    all: usize,
+    /// Since when they are counted.
+    period: Html,
+    what_ran: String,
+}
+
+impl KeyRequestsView {
+    /// `None` for a key with one request.
+    fn new(admin: &Admin, story: &Story, snapshot: &Snapshot) -> Option<Self> {
+        let requests = story.timeline.iter().filter(|entry| entry.place == "gateway");
+        let from_record = requests.clone().filter(|entry| entry.what == "answered from the record").count();
+        let listed = requests.count();
+        let all = listed + story.requests_left_out;
+        let newest = (all > listed).then_some(listed);
+        let period = if admin.requests.are_complete() {
+            Html::trusted("while this server ran")
+        } else {
+            Html::trusted(format!(
+                "among the last 65,536 of this server, the first {}",
+                html::when(admin.requests.since())
+            ))
+        };
+        (all > 1).then(|| Self { all, period, what_ran: what_ran(snapshot, from_record, newest) })
+    }
+}
+
+/// How often the effect ran for several requests, as far as the record says. `newest` is the number of those that are listed, if there
+/// are more.
+fn what_ran(snapshot: &Snapshot, from_record: usize, newest: Option<usize>) -> String {
     let record = &snapshot.record;
     // Only a finished effect of a key that was claimed once, and never forgotten, is known to have run once.
     let is_over = matches!(snapshot.phase(), Phase::Done | Phase::Expired);
@@ -228,11 +279,18 @@ fn what_ran(snapshot: &Snapshot, from_record: usize) -> String {
     if is_over && record.attempt <= 1 && record.epoch.get() == 0 {
         text.push_str("The effect ran once. ");
     }
+    let them = match newest {
+        Some(newest) => {
+            text.push_str(&format!("The newest {newest} are listed. "));
+            "these"
+        }
+        None => "them",
+    };
     match from_record {
         0 => {}
-        1 => text.push_str("1 of them got the stored answer, and nothing ran for it."),
+        1 => text.push_str(&format!("1 of {them} got the stored answer, and nothing ran for it.")),
         number => {
-            text.push_str(&format!("{number} of them got the stored answer, and nothing ran for them."));
+            text.push_str(&format!("{number} of {them} got the stored answer, and nothing ran for them."));
         }
     }
     text
@@ -398,7 +456,7 @@ pub(super) async fn forget(
             ForgetRequest { reason: form.get("reason").to_owned(), force: form.get("force") == "yes", fence };
         let (own, caller, key) = (Arc::clone(&admin), visitor.caller.clone(), id.clone());
         let done = run_to_completion(async move { forget_key(&own, &caller, &key, asked).await }).await;
-        Strip::forget(&admin).await;
+        Strip::forget(&admin);
         match done {
             Ok(change) => Ok(go("/keys", &message_of("forgotten", &change))),
             Err(refusal) => {

@@ -122,7 +122,7 @@ async fn change_letter(
         let letter: LetterId = id_of(id)?;
         let asked = ChangeRequest { reason: form.get("reason").to_owned() };
         let done = change(admin, &visitor.caller, letter, &asked, action).await;
-        Strip::forget(admin).await;
+        Strip::forget(admin);
         match done {
             Ok(_) => Ok(go(&format!("/dead-letters/{letter}"), message)),
             Err(refusal) => {
@@ -240,7 +240,7 @@ pub(super) async fn discard_matching(State(admin): State<Arc<Admin>>, form: Subm
         };
         let (own, caller) = (Arc::clone(&admin), visitor.caller.clone());
         let result = run_to_completion(async move { discard_many(&own, &caller, asked).await }).await;
-        Strip::forget(&admin).await;
+        Strip::forget(&admin);
         let DiscardResult { discarded, refused } = result?;
         let (already, refused): (Vec<_>, Vec<_>) =
             refused.into_iter().partition(|one| one.status == Some(Status::Discarded));
@@ -372,7 +372,7 @@ pub(super) async fn edit(
         };
         let (own, caller) = (Arc::clone(&admin), visitor.caller.clone());
         let made = run_to_completion(async move { copy_edited(&own, &caller, id, asked).await }).await;
-        Strip::forget(&admin).await;
+        Strip::forget(&admin);
         match made {
             Ok(made) => Ok(go(&format!("/dead-letters/{}", made.id), "edited")),
             Err(refusal) => {

@@ -95,6 +95,11 @@ pub(super) async fn log_in(State(admin): State<Arc<Admin>>, request: Request) ->
     match admin.log_in_with(token, address) {
         Ok((caller, hash)) => {
             if caller.may(Right::Look).is_err() {
+                tracing::warn!(
+                    target: "semel::audit", audit = true,
+                    user = caller.name, operation = "login", address = address.map(tracing::field::display), outcome = "refused",
+                    "login refused: the role sees nothing in the console"
+                );
                 let problem =
                     format!("The token {:?} has the role producer, which sees nothing here.", caller.name);
                 return refuse(StatusCode::FORBIDDEN, problem);
@@ -117,6 +122,11 @@ pub(super) async fn log_out(State(admin): State<Arc<Admin>>, form: Submission) -
     if let Some(session) = form.visitor.session {
         admin.console.sessions.close(session);
         admin.console.streams.end_closed(&admin);
+        tracing::info!(
+            target: "semel::audit", audit = true,
+            user = form.visitor.caller.name, operation = "logout", outcome = "done",
+            "logged out of the console"
+        );
     }
     let mut response = Redirect::to("/login").into_response();
     response.headers_mut().insert(header::SET_COOKIE, set_session(&admin, ""));

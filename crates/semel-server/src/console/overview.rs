@@ -79,6 +79,8 @@ pub(super) struct TargetCard {
     /// Deliveries that wait for an earlier one with the same order key, which failed.
     pub(super) blocked: u64,
     pub(super) is_paused: bool,
+    /// False for a target that was removed from the configuration and is still paused: nothing can be replayed to it.
+    pub(super) is_configured: bool,
     /// When the next call is tried, if the circuit breaker is open; also of a paused target.
     pub(super) breaker_open_until: Option<Timestamp>,
     /// True if deliveries wait for their next attempt.
@@ -193,6 +195,7 @@ impl TargetCard {
         let totals = &strip.totals;
         let states = pipeline.destinations.states();
         let registry = pipeline.registry.current();
+        let is_configured = |name: &str| registry.iter().any(|(known, _)| **known == *name);
         let card = |name: &str, events: String| {
             let circuit = states
                 .iter()
@@ -219,6 +222,7 @@ impl TargetCard {
                 dead_text: format!("{}{}", html::count(dead), if is_partial { "+" } else { "" }),
                 blocked: in_state(DeliveryState::Blocked),
                 is_paused: pause.is_some(),
+                is_configured: is_configured(name),
                 breaker_open_until: match circuit {
                     Circuit::Open { until } => Some(until),
                     Circuit::Closed | Circuit::HalfOpen => None,
@@ -233,9 +237,9 @@ impl TargetCard {
         let mut cards: Vec<Self> =
             registry.iter().map(|(name, registered)| card(name, registered.events.to_string())).collect();
         // A pause outlives the entry in the configuration, and can still be ended.
-        let is_removed = |name: &str| registry.iter().all(|(known, _)| **known != *name);
-        for pause in strip.pauses.iter().filter(|pause| is_removed(&pause.target)) {
-            cards.push(card(&pause.target, "none: the target is not in the configuration".to_owned()));
+        for pause in strip.pauses.iter().filter(|pause| !is_configured(&pause.target)) {
+            let events = "none: the target is not in the configuration, and nothing can be replayed to it";
+            cards.push(card(&pause.target, events.to_owned()));
         }
         Some(cards)
     }
@@ -295,5 +299,33 @@ fn breaker(circuit: Circuit) -> (Html, Html) {
             html::state(Tone::Warn, "breaker half open"),
             Html::trusted("A few calls are let through to see whether it has recovered."),
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // An operator acts on it: few calls say nothing, and a share at the limit is no warning.
+    #[test]
+    fn the_hint_says_what_the_share_means_and_nothing_of_few_calls() {
+        let shown = |share: Option<f64>, calls, ran, replayed| {
+            hint(&Traffic { replay_share: share, calls, ..Traffic::default() }, ran, replayed)
+        };
+        assert_eq!(shown(None, 0, 0, 0), None);
+        assert_eq!(shown(Some(0.9), ENOUGH - 1, 10, 89), None, "too few calls");
+        assert_eq!(shown(Some(HIGH_SHARE), ENOUGH, 95, 5), None);
+        let eager = shown(Some(0.125), ENOUGH, 7, 1).unwrap();
+        assert!(
+            eager.starts_with("12 % of the calls are duplicates.") && eager.contains("retries too eagerly"),
+            "{eager}"
+        );
+        assert_eq!(shown(Some(0.0), ENOUGH, LONG - 1, 0), None);
+        assert_eq!(shown(Some(0.0), ENOUGH, LONG, 1), None, "one duplicate was recognised");
+        let never = shown(None, 0, LONG, 0).unwrap();
+        assert!(
+            never.contains("not one duplicate") && never.contains("a new key for every retry"),
+            "{never}"
+        );
     }
 }

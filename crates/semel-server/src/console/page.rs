@@ -256,6 +256,9 @@ fn message(code: &str) -> Option<String> {
         "target-resume" => {
             "The target is resumed. Its circuit breaker decides when waiting deliveries are sent."
         }
+        "target-removed" => {
+            "The target is no longer paused. It is not in the configuration, so nothing is sent to it."
+        }
         "target-retry" => "Deliveries that waited for their next attempt are due now.",
         _ => return None,
     };
@@ -287,6 +290,10 @@ pub(super) fn go(path: &str, message: &str) -> Response {
     Redirect::to(&format!("{path}{separator}did={}", encode(message))).into_response()
 }
 
+/// The code of a refusal, on the answer: the log has who was refused.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RefusedWith(pub(super) &'static str);
+
 /// Why a page is not shown, or an action not done.
 #[derive(Template)]
 #[template(path = "error.html")]
@@ -300,6 +307,12 @@ pub(super) struct ErrorPage {
 impl ErrorPage {
     /// The page of a refusal. A stranger sees nothing of the server's state.
     pub(super) fn response(admin: &Arc<Admin>, visitor: Option<&Visitor>, refusal: &Refusal) -> Response {
+        let mut response = Self::render_refusal(admin, visitor, refusal);
+        response.extensions_mut().insert(RefusedWith(refusal.code()));
+        response
+    }
+
+    fn render_refusal(admin: &Arc<Admin>, visitor: Option<&Visitor>, refusal: &Refusal) -> Response {
         let status = refusal.status();
         let heading = match status {
             StatusCode::NOT_FOUND => "Not found",

@@ -6,16 +6,18 @@ use std::sync::Arc;
 use askama::Template;
 use axum::extract::{Query, State};
 use axum::response::Response;
+use semel::time::Timestamp;
 use semel_pipeline::replay::{ReplayAction, ReplayMode};
 
 use super::actions;
-use super::html;
+use super::html::{self, Html};
 use super::page::{Page, Section, answer, go, show};
 use super::replays::{labelled, number, read_number};
 use super::strip::Strip;
 use super::visitor::{Submission, Visitor};
+use crate::admin::answer::length;
 use crate::admin::audit::run_to_completion;
-use crate::admin::replays::{ReplayPlan, ReplayRequest, create_job, plan_job};
+use crate::admin::replays::{ReplayPlan, ReplayRequest, create_job, plan_job, time_before};
 use crate::admin::targets::why_waiting;
 use crate::admin::{Admin, Refusal};
 use crate::commands::screen::time_since;
@@ -35,6 +37,8 @@ struct ReplayFields {
     signature: String,
     limit: String,
     since: String,
+    /// The time that `since` goes back to, in microseconds: fixed when a plan is shown, so that what is approved is what was shown.
+    since_at: String,
     mode: String,
     rate: String,
     canary: String,
@@ -62,6 +66,12 @@ const TIMES: [&str; 5] = ["1h", "24h", "7d", "today", "yesterday"];
 impl ReplayForm {
     fn is_chosen(&self, target: &str) -> bool {
         self.fields.targets.iter().any(|chosen| chosen == target)
+    }
+
+    /// The time from which on dead letters are in the plan.
+    fn since(&self) -> Option<Html> {
+        let micros = self.fields.since_at.parse().ok()?;
+        Some(html::when(Timestamp::from_micros(micros)))
     }
 
     /// The first items of the plan, with what happens to each.
@@ -111,6 +121,7 @@ impl ReplayFields {
             signature: get("signature"),
             limit: get("limit"),
             since: get("since"),
+            since_at: get("since_at"),
             mode: get("mode"),
             rate: get("rate"),
             canary: get("canary"),
@@ -179,6 +190,7 @@ impl ReplayFields {
             status: some(&self.status).filter(|_| ids.is_empty() && self.event_id.is_empty()),
             limit: read_number("limit", &self.limit)?,
             since: some(&self.since).map(|since| length_since(&since)).transpose()?,
+            since_at: read_number("since_at", &self.since_at)?.map(Timestamp::from_micros),
             tenant: some(&self.tenant),
             signature: some(&self.signature),
             ids: Some(ids).filter(|ids| !ids.is_empty()),
@@ -195,13 +207,26 @@ impl ReplayFields {
     }
 }
 
+impl ReplayFields {
+    /// Fixes the time that `since` goes back to, unless an earlier page did.
+    fn fix_since(&mut self) -> Result<(), Refusal> {
+        if self.since.is_empty() {
+            self.since_at.clear();
+        } else if self.since_at.is_empty() {
+            let length = length("since", Some(&length_since(&self.since)?))?.unwrap_or_default();
+            self.since_at = time_before(length).as_micros().to_string();
+        }
+        Ok(())
+    }
+}
+
 /// A length of time, or the time since a day or moment, as the command takes it too.
 fn length_since(text: &str) -> Result<String, Refusal> {
     if parse_duration(text).is_some() {
         return Ok(text.to_owned());
     }
     match time_since(text).filter(|age| !age.is_zero()) {
-        Some(age) => Ok(format!("{}s", age.as_secs().max(1))),
+        Some(age) => Ok(format!("{}ms", age.as_millis().max(1))),
         None => Err(Refusal::bad(format!(
             "since: expected a time such as 24h, or a past day or moment in UTC such as yesterday, 2026-11-18 or \
              2026-11-18T03:00:00Z, found {text:?}"
@@ -217,6 +242,8 @@ pub(super) async fn form(
 ) -> Response {
     answer(&admin, &visitor, async {
         let mut fields = ReplayFields::of(&pairs);
+        // A new plan is for the time that it is made at.
+        fields.since_at.clear();
         if fields.canary.is_empty() {
             fields.canary = "1".to_owned();
         }
@@ -230,14 +257,15 @@ pub(super) async fn form(
 async fn page(
     admin: &Arc<Admin>,
     visitor: &Visitor,
-    fields: ReplayFields,
+    mut fields: ReplayFields,
     has_selection: bool,
     problem: Option<String>,
 ) -> Result<Response, Refusal> {
     let targets = admin.pipeline()?.registry.current().names();
     let command = fields.command();
     let mut problem = problem;
-    let plan = match (has_selection, fields.selection()) {
+    let selection = fields.fix_since().and_then(|()| fields.selection());
+    let plan = match (has_selection, selection) {
         (false, _) => None,
         (true, Ok(wanted)) => match plan_job(admin, &visitor.caller, &wanted).await {
             Ok(plan) => Some(plan),
@@ -285,6 +313,7 @@ pub(super) async fn start(State(admin): State<Arc<Admin>>, form: Submission) -> 
             "signature",
             "limit",
             "since",
+            "since_at",
             "mode",
             "rate",
             "canary",
@@ -314,6 +343,7 @@ pub(super) async fn start(State(admin): State<Arc<Admin>>, form: Submission) -> 
                 wanted = ReplayRequest {
                     status: None,
                     since: None,
+                    since_at: None,
                     limit: None,
                     signature: None,
                     tenant: None,
@@ -327,7 +357,7 @@ pub(super) async fn start(State(admin): State<Arc<Admin>>, form: Submission) -> 
         };
         match started.await {
             Ok(job) => {
-                Strip::forget(&admin).await;
+                Strip::forget(&admin);
                 Ok(go(&format!("/replays/{}", job.id), "started"))
             }
             Err(refusal) => page(&admin, &visitor, fields, true, Some(labelled(&refusal))).await,

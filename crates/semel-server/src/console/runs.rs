@@ -369,6 +369,14 @@ pub(super) async fn cancel_form(
     answer(&admin, &visitor, cancel_page(&admin, &visitor, &ids, None, "")).await
 }
 
+/// The chosen runs, each once. Every id is read first: one that is none cancels nothing.
+fn chosen(ids: &[String]) -> Result<Vec<EventId>, Refusal> {
+    let mut runs = ids.iter().map(|id| id_of(id)).collect::<Result<Vec<EventId>, _>>()?;
+    runs.sort_unstable();
+    runs.dedup();
+    Ok(runs)
+}
+
 async fn cancel_page(
     admin: &Arc<Admin>,
     visitor: &Visitor,
@@ -379,8 +387,8 @@ async fn cancel_page(
     if ids.is_empty() {
         return Err(Refusal::bad(NONE_CHOSEN));
     }
-    let runs = ids.iter().map(|id| id_of::<EventId>(id)).collect::<Result<Vec<_>, _>>()?;
-    let number = runs.len();
+    let ids: Vec<String> = chosen(ids)?.iter().map(ToString::to_string).collect();
+    let number = ids.len();
     let noun = if number == 1 { "run" } else { "runs" };
     Ok(show_page(&Confirm {
         page: Page::new(admin, visitor, Section::Runs, "Cancel runs").await,
@@ -394,7 +402,7 @@ async fn cancel_page(
         button: format!("Cancel {number} {noun}"),
         is_dangerous: true,
         back: "/runs".to_owned(),
-        command: match ids {
+        command: match ids.as_slice() {
             [id] => format!("{} {id} --reason …", actions::CANCEL_RUNS.command),
             // The command takes one run.
             _ => format!(
@@ -419,10 +427,7 @@ pub(super) async fn cancel(State(admin): State<Arc<Admin>>, form: Submission) ->
         if let Err(refusal) = crate::admin::answer::reason(reason) {
             return cancel_page(&admin, &visitor, &ids, Some(refusal.detail().to_owned()), reason).await;
         }
-        // Every id is read first: one that is none cancels nothing.
-        let mut runs = ids.iter().map(|id| id_of(id)).collect::<Result<Vec<EventId>, _>>()?;
-        runs.sort_unstable();
-        runs.dedup();
+        let runs = chosen(&ids)?;
         let number = runs.len();
         let (own, caller, reason) = (Arc::clone(&admin), visitor.caller.clone(), reason.to_owned());
         let problems = run_to_completion(async move {

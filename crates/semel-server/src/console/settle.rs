@@ -191,7 +191,7 @@ pub(super) async fn settle(
         let message = if asked.run { "settled-run" } else { "settled" };
         let (own, caller, key) = (Arc::clone(&admin), visitor.caller.clone(), id.clone());
         let done = run_to_completion(async move { settle_key(&own, &caller, &key, asked).await }).await;
-        Strip::forget(&admin).await;
+        Strip::forget(&admin);
         let message = match done {
             Ok(change) => message_of(message, &change),
             // Another attempt, or no longer in doubt: the page shows what is so now.

@@ -121,8 +121,8 @@ struct StoryPage {
     found: Vec<(&'static str, Html, Option<Html>)>,
     timeline: Timeline,
     summary: String,
-    /// When the server started, if it answered requests before that it no longer knows.
-    restarted_at: Option<String>,
+    /// From when on answers are listed, if the server gave some before.
+    answers_begin_at: Option<String>,
 }
 
 pub(super) async fn show(
@@ -144,7 +144,7 @@ pub(super) async fn show(
             found: found.collect(),
             timeline: Timeline::new(&story),
             summary: summary(&story),
-            restarted_at: story.restarted_at().map(str::to_owned),
+            answers_begin_at: story.answers_begin_at().map(str::to_owned),
             id,
         }))
     })
@@ -161,10 +161,13 @@ fn summary(story: &Story) -> String {
     let attempts = count("delivery", "attempt started");
     let mut parts = Vec::new();
     if requests > 0 {
-        let plural = if requests == 1 { "request" } else { "requests" };
-        parts.push(format!(
-            "{requests} {plural}, {replayed} of them answered from the record without running again"
-        ));
+        let number = match story.requests_left_out {
+            0 if requests == 1 => "1 request".to_owned(),
+            0 => format!("{requests} requests"),
+            left_out => format!("{} requests, the newest {requests} listed", requests + left_out),
+        };
+        let them = if story.requests_left_out > 0 { "these" } else { "them" };
+        parts.push(format!("{number}, {replayed} of {them} answered from the record without running again"));
         if refused > 0 {
             parts.push(format!("{refused} refused without running"));
         }

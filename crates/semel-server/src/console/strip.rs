@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use askama::Template;
@@ -87,7 +88,33 @@ impl PendingLetters {
 pub(crate) struct LastStrip {
     strip: Mutex<Strip>,
     /// Held while it is read, so that many visitors cause one read.
-    reading: tokio::sync::Mutex<Option<Instant>>,
+    reading: tokio::sync::Mutex<Option<StripReading>>,
+    /// Number of actions. An action does not wait for a read in progress: a store can take long.
+    actions: AtomicU64,
+}
+
+/// The last read.
+struct StripReading {
+    ended: Instant,
+    /// Number of actions when it began: it may not show later ones.
+    actions: u64,
+}
+
+impl LastStrip {
+    /// A read that begins now.
+    fn begin(&self) -> u64 {
+        self.actions.load(Ordering::Acquire)
+    }
+
+    /// True if a read is recent and began after the last action.
+    fn is_fresh(&self, last: Option<&StripReading>, fresh: Duration) -> bool {
+        last.is_some_and(|last| last.ended.elapsed() < fresh && last.actions == self.begin())
+    }
+
+    /// The last read is no longer fresh.
+    fn forget(&self) {
+        self.actions.fetch_add(1, Ordering::Release);
+    }
 }
 
 impl Strip {
@@ -109,9 +136,10 @@ impl Strip {
     /// Reads the state, unless somebody did so a moment ago.
     pub(super) async fn refresh(admin: &Admin, fresh: Duration) {
         let mut last = admin.console.strip.reading.lock().await;
-        if last.is_some_and(|last| last.elapsed() < fresh) {
+        if admin.console.strip.is_fresh(last.as_ref(), fresh) {
             return;
         }
+        let actions = admin.console.strip.begin();
         let probed = admin.health.probe().await;
         admin.count_in_doubt().await;
         let totals = match admin.pipeline.as_ref() {
@@ -153,7 +181,7 @@ impl Strip {
             letters,
         };
         *admin.console.strip.strip.lock() = strip;
-        *last = Some(Instant::now());
+        *last = Some(StripReading { ended: Instant::now(), actions });
     }
 
     /// The numbers of the navigation.
@@ -164,8 +192,8 @@ impl Strip {
     }
 
     /// Called after an action: the next page shows its result.
-    pub(super) async fn forget(admin: &Admin) {
-        *admin.console.strip.reading.lock().await = None;
+    pub(super) fn forget(admin: &Admin) {
+        admin.console.strip.forget();
     }
 
     /// The kind of the store: the part of its name before the address.
@@ -184,5 +212,31 @@ impl Strip {
     /// True if a delivery has been due for longer than workers need.
     pub(super) fn is_late(&self) -> bool {
         self.oldest_due.is_some_and(|age| age > Duration::from_secs(60))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // An action waited for a read of the strip, which can walk over a whole Redis.
+    #[tokio::test(start_paused = true)]
+    async fn an_action_waits_for_no_read_and_the_next_page_shows_it() {
+        let strip = LastStrip::default();
+        let mut last = strip.reading.lock().await;
+        assert!(!strip.is_fresh(last.as_ref(), FRESH), "nothing was read");
+        let actions = strip.begin();
+        *last = Some(StripReading { ended: Instant::now(), actions });
+        assert!(strip.is_fresh(last.as_ref(), FRESH));
+        // A read is in progress when the action is done.
+        let actions = strip.begin();
+        strip.forget();
+        *last = Some(StripReading { ended: Instant::now(), actions });
+        assert!(!strip.is_fresh(last.as_ref(), FRESH), "it may not show the action");
+        let actions = strip.begin();
+        *last = Some(StripReading { ended: Instant::now(), actions });
+        assert!(strip.is_fresh(last.as_ref(), FRESH));
+        tokio::time::advance(FRESH).await;
+        assert!(!strip.is_fresh(last.as_ref(), FRESH), "it is old");
     }
 }

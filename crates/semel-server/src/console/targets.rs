@@ -244,7 +244,7 @@ async fn change_page(
 ) -> Result<Response, Refusal> {
     admin.pipeline()?;
     // The form shows the state as it is now, not as it was some seconds ago.
-    Strip::forget(admin).await;
+    Strip::forget(admin);
     let page = Page::new(admin, visitor, Section::Targets, "Change a target").await;
     let card = TargetCard::of(admin, name)?;
     if let Some(heading) = nothing_to_change(admin, name, action).await? {
@@ -359,17 +359,17 @@ pub(super) async fn change(
         let (own, caller, target) = (Arc::clone(&admin), visitor.caller.clone(), name.clone());
         let change = async move { change_target(&own, &caller, target, &asked, action).await };
         let done = run_to_completion(change).await;
-        Strip::forget(&admin).await;
+        Strip::forget(&admin);
         match done {
             Ok(_) => {
                 // A target that is not in the configuration has no page after it was resumed.
                 let is_known = admin.pipeline()?.registry.current().names().contains(&name);
-                let path = if is_known {
-                    format!("/targets/{}", html::encode(&name))
+                if is_known || action != TargetAction::Resume {
+                    let path = format!("/targets/{}", html::encode(&name));
+                    Ok(go(&path, &format!("target-{}", action.name())))
                 } else {
-                    "/targets".to_owned()
-                };
-                Ok(go(&path, &format!("target-{}", action.name())))
+                    Ok(go("/targets", "target-removed"))
+                }
             }
             Err(refusal) => {
                 let problem = Some(refusal.detail().to_owned());

@@ -12,7 +12,7 @@ use subtle::ConstantTimeEq as _;
 
 use super::actions::ConsoleAction;
 use super::html::encode;
-use super::page::{ErrorPage, Shortcuts, Theme, respond};
+use super::page::{ErrorPage, RefusedWith, Shortcuts, Theme, respond};
 use super::session::{RequestedBy, SessionHash};
 use super::{assets, login};
 use crate::admin::{Admin, Caller, Refusal, Right};
@@ -156,8 +156,12 @@ const fn cookie_name(has_tls: bool) -> &'static str {
 }
 
 /// Pages that refresh themselves say so.
+pub(super) fn is_refresh(headers: &HeaderMap) -> bool {
+    headers.contains_key("x-semel-refresh")
+}
+
 fn requested_by(request: &Request) -> RequestedBy {
-    let is_script = request.headers().contains_key("x-semel-refresh")
+    let is_script = is_refresh(request.headers())
         || matches!(request.uri().path(), super::live::PATH | super::live::SESSION);
     if is_script { RequestedBy::Script } else { RequestedBy::Person }
 }
@@ -191,7 +195,16 @@ pub(super) async fn enter(State(admin): State<Arc<Admin>>, request: Request, nex
     let status = response.status().as_u16();
     admin.metrics.admin(status);
     let latency_ms = since.elapsed().as_secs_f64() * 1e3;
-    if method == Method::GET {
+    let refused_with = response.extensions().get::<RefusedWith>().map(|refused| refused.0);
+    // Of pages, only those that somebody with a token asked for: strangers could fill the log.
+    if let Some(code) = refused_with.filter(|_| status == 403 && (method != Method::GET || !user.is_empty()))
+    {
+        tracing::warn!(
+            target: "semel::audit", audit = true,
+            user, operation = path, code, outcome = "refused",
+            "request to the console refused"
+        );
+    } else if method == Method::GET {
         tracing::debug!(target: "semel::admin", %method, operation = path, user, http_status = status, latency_ms);
     } else {
         tracing::info!(target: "semel::admin", %method, operation = path, user, http_status = status, latency_ms);

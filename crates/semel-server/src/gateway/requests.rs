@@ -15,8 +15,7 @@ const KEPT: usize = 1 << 16;
 
 /// The requests that were answered last.
 pub(crate) struct Requests {
-    /// Requests that were answered before are not known.
-    since: Timestamp,
+    started: Timestamp,
     kept: Mutex<KeptRequests>,
 }
 
@@ -26,6 +25,17 @@ struct KeptRequests {
     keys: HashMap<RequestHash, (KeyId, u32)>,
     /// The oldest first.
     order: VecDeque<KeptRequest>,
+    /// When the last request was answered that is no longer known.
+    forgotten_to: Option<Timestamp>,
+}
+
+/// The requests that came with a key, as far as they are known.
+#[derive(Debug, Default)]
+pub(crate) struct KeyRequests {
+    /// The newest ones, the oldest first.
+    pub(crate) newest: Vec<AnsweredRequest>,
+    /// Number of earlier ones.
+    pub(crate) left_out: usize,
 }
 
 struct KeptRequest {
@@ -66,12 +76,17 @@ fn hash(request_id: &[u8]) -> RequestHash {
 impl Requests {
     /// Remembers requests from now on.
     pub(crate) fn new() -> Self {
-        Self { since: SystemClock.now(), kept: Mutex::default() }
+        Self { started: SystemClock.now(), kept: Mutex::default() }
     }
 
-    /// The answers before this time are not known.
+    /// The answers before this time are not known: the server started then, or has given too many since.
     pub(crate) fn since(&self) -> Timestamp {
-        self.since
+        self.kept.lock().forgotten_to.unwrap_or(self.started)
+    }
+
+    /// True if every answer since the start is known.
+    pub(crate) fn are_complete(&self) -> bool {
+        self.kept.lock().forgotten_to.is_none()
     }
 
     /// Records that a request with this id was answered under this key. A later request with the same id replaces it. `arrived`
@@ -103,11 +118,13 @@ impl Requests {
         kept.order.push_back(request);
         if kept.order.len() > KEPT
             && let Some(oldest) = kept.order.pop_front()
-            && let Some(known) = kept.keys.get_mut(&oldest.hash)
         {
-            known.1 -= 1;
-            if known.1 == 0 {
-                kept.keys.remove(&oldest.hash);
+            kept.forgotten_to = oldest.answered.map(|request| request.at).or(kept.forgotten_to);
+            if let Some(known) = kept.keys.get_mut(&oldest.hash) {
+                known.1 -= 1;
+                if known.1 == 0 {
+                    kept.keys.remove(&oldest.hash);
+                }
             }
         }
     }
@@ -117,13 +134,14 @@ impl Requests {
         self.kept.lock().keys.get(&hash(request_id.as_bytes())).map(|(key, _)| *key)
     }
 
-    /// The last requests with this key, the oldest first.
-    pub(crate) fn of_key(&self, key: KeyId, most: usize) -> Vec<AnsweredRequest> {
+    /// The last requests with this key.
+    pub(crate) fn of_key(&self, key: KeyId, most: usize) -> KeyRequests {
         let kept = self.kept.lock();
         let own = kept.order.iter().rev().filter(|request| request.key == key);
-        let mut found: Vec<_> = own.filter_map(|request| request.answered.clone()).take(most).collect();
-        found.reverse();
-        found
+        let mut own = own.filter_map(|request| request.answered.as_ref());
+        let mut newest: Vec<_> = own.by_ref().take(most).cloned().collect();
+        newest.reverse();
+        KeyRequests { newest, left_out: own.count() }
     }
 }
 
@@ -164,10 +182,35 @@ mod tests {
         for _ in 0..2 {
             requests.note(b"r-1", key, (AnswerOutcome::Replayed, 201), None, None);
         }
-        let outcomes: Vec<_> = requests.of_key(key, 10).iter().map(|request| request.outcome).collect();
+        let outcomes: Vec<_> =
+            requests.of_key(key, 10).newest.iter().map(|request| request.outcome).collect();
         use AnswerOutcome::{Ran, Replayed};
         assert_eq!(outcomes, [Ran, Replayed, Replayed]);
-        assert_eq!(requests.of_key(key, 1).len(), 1);
+        let found = requests.of_key(key, 1);
+        assert_eq!((found.newest.len(), found.left_out), (1, 2));
         assert_eq!(requests.key("upstream-1"), Some(key));
+    }
+    // The list said that it went back to the start of the server, however many requests it had forgotten.
+    #[test]
+    fn the_list_begins_where_it_does() {
+        let (requests, key) = (Requests::new(), KeyId::from_bytes([1; 16]));
+        let note = || requests.note(b"r", key, (AnswerOutcome::Replayed, 201), None, None);
+        for _ in 0..KEPT {
+            note();
+        }
+        assert_eq!((requests.since(), requests.are_complete()), (requests.started, true));
+        let fifth = requests.kept.lock().order[4].answered.as_ref().unwrap().at;
+        for _ in 0..5 {
+            note();
+        }
+        assert!(fifth > requests.started);
+        assert_eq!((requests.since(), requests.are_complete()), (fifth, false));
+        // A further id of a request has no time.
+        requests.note_alias(b"alias", key);
+        for _ in 0..KEPT {
+            note();
+        }
+        let last = requests.since();
+        assert!(last > fifth && !requests.are_complete());
     }
 }

@@ -37,7 +37,7 @@ setInterval(() => {
   process.exit(1);
 }, 1000).unref();
 
-const found = { violations: [], complaints: [], wide: [], dialogs: [], steps: [], missing: [] };
+const found = { violations: [], complaints: [], wide: [], dialogs: [], steps: [], missing: [], acting: [] };
 
 function watch(page, where) {
   page.on("console", (message) => {
@@ -48,12 +48,12 @@ function watch(page, where) {
 }
 
 // axe runs by the protocol of the browser, so that the page's own policy stays in force.
-async function judge(page, name) {
+async function judge(page, name, list = found.violations) {
   await page.evaluate(axe);
   const results = await page.evaluate(() => axe.run(document, { resultTypes: ["violations"] }));
   for (const violation of results.violations) {
     if (!["serious", "critical"].includes(violation.impact)) continue;
-    found.violations.push(`${name}: ${violation.id} (${violation.impact}) at ${violation.nodes.slice(0, 3).map((node) => node.target.join(" ")).join("; ")}`);
+    list.push(`${name}: ${violation.id} (${violation.impact}) at ${violation.nodes.slice(0, 3).map((node) => node.target.join(" ")).join("; ")}`);
   }
 }
 
@@ -78,8 +78,28 @@ async function look(context, variant) {
   await page.close();
 }
 
+// A page in the middle of a flow, once for each of its states: axe, and no wider than the screen, also on a phone.
+const inspected = new Set();
+async function inspect(page, variant) {
+  // Without scripts, axe cannot run either.
+  if (orders.script === false) return;
+  const state = await page.evaluate(() => [location.pathname.replace(/[0-9a-f]{32}|_[0-9A-Za-z]{20,}/g, "…"), document.querySelector("h1")?.textContent,
+    document.querySelectorAll(".note-box").length, document.querySelectorAll("main form").length].join(" "));
+  if (inspected.has(`${variant} ${state}`)) return;
+  inspected.add(`${variant} ${state}`);
+  const usual = page.viewportSize();
+  for (const { viewport } of new Set([VARIANTS[variant], VARIANTS.phone])) {
+    await page.setViewportSize(viewport);
+    const name = `${variant} ${viewport.width} px: ${state}`;
+    const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+    if (wide > 0) found.acting.push(`${name}: ${wide} px too wide`);
+    await judge(page, name, found.acting);
+  }
+  await page.setViewportSize(usual);
+}
+
 // Each step is [verb, ...arguments].
-async function play(context) {
+async function play(context, variant) {
   const page = await context.newPage();
   watch(page, () => "steps");
   page.setDefaultTimeout(30000);
@@ -88,6 +108,7 @@ async function play(context) {
     now(`${verb} ${rest.join(" ")}`);
     if (verb === "goto") await page.goto(orders.url + one);
     else if (verb === "click") await page.getByRole("button", { name: one, exact: false }).or(page.getByRole("link", { name: one, exact: false })).first().click();
+    else if (verb === "clickin") await page.locator("tr", { hasText: one }).getByRole("link", { name: two }).first().click();
     else if (verb === "fill") await page.getByLabel(one, { exact: false }).first().fill(two);
     else if (verb === "choose") await page.getByLabel(one, { exact: false }).first().check();
     else if (verb === "press") await page.keyboard.press(one);
@@ -107,6 +128,8 @@ async function play(context) {
     else if (verb === "url") await page.waitForURL((url) => url.pathname.startsWith(one));
     else if (verb === "shot") await page.screenshot({ path: join(orders.out, `${one}.png`) });
     else throw new Error(`unknown step ${verb}`);
+    // What was waited for is there, so the page is.
+    if (verb === "expect" || verb === "shot") await inspect(page, variant);
     found.steps.push(`${verb} ${rest.join(" ")}`);
   }
   await page.close();
@@ -132,7 +155,7 @@ for (const variant of orders.variants ?? Object.keys(VARIANTS)) {
       await page.close();
     }
     await look(context, variant);
-    await play(context);
+    await play(context, variant);
   } catch (error) {
     failure = `${variant}: ${error.message}`;
     const [page] = context.pages().slice(-1);

@@ -126,6 +126,15 @@ pub(crate) async fn cancel_run(
     let line = audit::line(caller, "cancel", id.to_string(), &asked.reason, &states);
     pipeline.intake.triggers.cancel(id, &line).await.map_err(run_error)?;
     pipeline.waiters.wake(id);
+    tracing::info!(
+        target: "semel::audit", audit = true,
+        user = caller.name,
+        operation = "cancel",
+        event_id = %id,
+        reason = asked.reason,
+        outcome = "done",
+        "run cancelled"
+    );
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use std::io::Read as _;
 
 use rustix::process::Signal;
 use semel_testbed::wait;
+use serde_json::Value;
 
 use super::actions::Listed;
 use super::{Person, ROLES, Tokens, World, encoded, token};
@@ -243,6 +244,52 @@ fn forms_and_submissions_need_the_role_of_the_action() {
         for page in pages {
             assert_eq!(person.get(page).text().contains("Pause…"), may, "{page}");
         }
+    }
+}
+
+// The documentation says that these are in the log. Cancelled runs, logouts and refused forms were not.
+#[test]
+fn the_log_has_who_did_what_and_who_was_refused() {
+    let world = World::start(Tokens::Some);
+    let filled = world.fill();
+    let (admin, viewer) = (Person::log_in(&world, "admin"), Person::log_in(&world, "viewer"));
+    let cancel = [("id", filled.run.as_str()), ("reason", "not tonight")];
+    assert_eq!(viewer.submit("/", "/runs/cancel", &cancel).status, 403);
+    assert_eq!(viewer.get("/runs/cancel").status, 403);
+    assert_eq!(admin.http.post("/runs/cancel", &encoded(&cancel)).status, 403, "no form token");
+    assert_eq!(admin.http.with("origin", "http://evil.example").post("/runs/cancel", "").status, 403);
+    assert_eq!(admin.submit("/", "/runs/cancel", &cancel).status, 303);
+    let discard = format!("/dead-letters/{}/discard", filled.letter);
+    assert_eq!(admin.submit("/", &discard, &[("reason", "test data")]).status, 303);
+    assert_eq!(admin.submit("/", "/logout", &[]).status, 303);
+    let stranger = Person::local(&world);
+    let typed = "a-wrong-token-of-more-than-32-bytes";
+    assert_eq!(stranger.submit("/login", "/login", &[("token", typed)]).status, 401);
+    assert_eq!(stranger.submit("/login", "/login", &[("token", &token("producer"))]).status, 403);
+
+    let log = world.semel.log();
+    let lines: Vec<Value> = log
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter(|line| line["audit"] == true)
+        .collect();
+    let has = |expected: &[(&str, &str)]| {
+        let found = lines.iter().any(|line| expected.iter().all(|(name, value)| line[*name] == *value));
+        assert!(found, "{expected:?} in {lines:#?}");
+    };
+    let (done, refused) = (("outcome", "done"), ("outcome", "refused"));
+    let by = |name| ("user", name);
+    has(&[("operation", "login"), by("the-admin"), done]);
+    has(&[("operation", "login"), ("outcome", "failed")]);
+    has(&[("operation", "login"), by("the-producer"), refused]);
+    has(&[("operation", "/runs/cancel"), by("the-viewer"), refused, ("code", "forbidden")]);
+    has(&[("operation", "/runs/cancel"), by("the-admin"), refused, ("code", "foreign_form")]);
+    has(&[("operation", "/runs/cancel"), refused, ("code", "foreign_origin")]);
+    has(&[("operation", "cancel"), by("the-admin"), done, ("event_id", &filled.run)]);
+    has(&[("operation", "discard"), by("the-admin"), done, ("dlq_id", &filled.letter)]);
+    has(&[("operation", "logout"), by("the-admin"), done]);
+    for secret in [&token("admin"), &token("producer"), typed, "ann@example.com"] {
+        assert!(!log.contains(secret), "{secret} in {log}");
     }
 }
 

@@ -1,7 +1,10 @@
 //! Every action of the console works without its script, is in the audit log, and has a command and a path of the API.
 
+use std::time::Duration;
+
 use semel_testbed::wait;
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::{Person, Tokens, World};
 use crate::kit::{PATIENCE, semel};
@@ -117,7 +120,7 @@ fn every_action_works_and_is_in_the_audit_log() {
             stale.text()
         );
     }
-    world.warehouse.be_slow(std::time::Duration::from_millis(300));
+    world.warehouse.be_slow(Duration::from_millis(300));
     let job = submit("/replays", &[&replay[..], &with("7", &fingerprint)].concat());
     let job = job.split('?').next().unwrap().to_owned();
     submit(&format!("{job}/pause"), &[("reason", "wait")]);
@@ -361,6 +364,47 @@ fn approving_a_plan_replays_what_was_shown() {
     wait::until("six arrived", PATIENCE, || world.warehouse.effects().len() == 6).unwrap();
     let left = world.api().get("/v1/dead-letters?status=pending").expect(200);
     assert_eq!(left["items"].as_array().unwrap().len(), 1, "{left:#}");
+}
+
+// A time such as 1h went back from the approval, so letters that the plan had shown were too old, and newer ones took their place.
+#[test]
+fn a_plan_by_time_is_approved_while_failures_keep_coming() {
+    let world = World::start(Tokens::None);
+    world.fill();
+    let written = Instant::now();
+    let person = Person::local(&world);
+    // The shortest time that has the six letters in it; the machine may be slow.
+    let (mut length, mut plan) = (0, String::new());
+    wait::until("a plan of six", PATIENCE, || {
+        length += 2;
+        plan = person.get(&format!("/replays/new?status=failed&since={length}s")).text();
+        plan.contains("Approve and replay 6")
+    })
+    .unwrap();
+    let event = r#"{"type": "order.paid", "dedupe_key": "order-late", "payload": {}}"#;
+    world.api().post("/v1/events", event).expect(201);
+    let all = || world.api().get("/v1/dead-letters").expect(200)["items"].as_array().unwrap().len();
+    wait::until("a seventh", PATIENCE, || all() == 7).unwrap();
+    wait::until("the six are older", PATIENCE, || written.elapsed() > Duration::from_secs(length)).unwrap();
+    world.warehouse.answer_with(200);
+    let length = format!("{length}s");
+    let fingerprint = hidden(&plan, "fingerprint");
+    let fields = [
+        ("status", "failed"),
+        ("since", &length),
+        ("since_at", &hidden(&plan, "since_at")),
+        ("planned", "6"),
+        ("fingerprint", &fingerprint),
+        ("reason", "back"),
+    ];
+    let started = person.submit("/", "/replays", &fields);
+    assert_eq!(started.status, 303, "{}", started.text());
+    wait::until("six arrived", PATIENCE, || world.warehouse.effects().len() == 6).unwrap();
+    let left = world.api().get("/v1/dead-letters?status=pending").expect(200);
+    assert_eq!(left["items"].as_array().unwrap().len(), 1, "{left:#}");
+    // A new plan is for its own time.
+    let again = person.get(&format!("/replays/new?status=failed&since=1h&since_at={}", u64::MAX)).text();
+    assert!(again.contains("Approve and replay 1"), "{again}");
 }
 
 // The limit leaves out what it says it leaves out: in the plan and in the job, of the API and on the page.

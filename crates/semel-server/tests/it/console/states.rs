@@ -539,3 +539,126 @@ fn tabs_count_what_their_lists_show() {
     );
     assert!(page("/dead-letters/list?target=billing&status=pending").contains("No dead letters match"));
 }
+
+// The page of a key with many requests said that 50 had come.
+#[test]
+fn requests_are_counted_beyond_those_that_are_listed() {
+    let world = World::start(Tokens::None);
+    for number in 0..60 {
+        assert_eq!(world.client("order-77", &format!("r-{number}")).post("/pay", "{}").status, 201);
+    }
+    let id = world.api().get("/v1/keys").expect(200)["items"][0]["id"].as_str().unwrap().to_owned();
+    let story = world.api().get(&format!("/v1/story/{id}")).expect(200);
+    assert_eq!(story["requests_left_out"], 10);
+    let person = Person::local(&world);
+    let key = words(&person.get(&format!("/keys/{id}")).text());
+    assert!(key.contains("60 requests came with this key while this server ran."), "{key}");
+    assert!(
+        key.contains("The effect ran once. The newest 50 are listed. 50 of these got the stored answer"),
+        "{key}"
+    );
+    let story = words(&person.get(&format!("/story/{id}")).text());
+    assert!(story.contains("60 requests, the newest 50 listed, 50 of these answered"), "{story}");
+    let args = ["events", "show", "--admin", world.semel.admin_url(), &id];
+    let shown = crate::kit::semel().args(args).output().unwrap();
+    let errors = String::from_utf8_lossy(&shown.stderr).into_owned();
+    assert!(errors.contains("10 earlier requests with the key are not listed"), "{errors}");
+}
+
+// A replay was offered for dead letters that no replay can send, and the plan was empty.
+#[test]
+fn what_cannot_be_replayed_is_not_offered() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(super::scale::fill(&data, 1, 4));
+    runtime.shutdown_timeout(std::time::Duration::from_secs(10));
+    let semel = crate::kit::Semel::start(&["--store", &format!("embedded:{}", data.display())]);
+    let admin = semel.admin();
+    let letter = admin.get("/v1/dead-letters").expect(200)["items"][0]["id"].as_str().unwrap().to_owned();
+    for path in ["/dead-letters".to_owned(), format!("/dead-letters/{letter}")] {
+        let page = admin.get(&path).text();
+        assert!(!page.contains("Replay…"), "{path}: {page}");
+        assert!(
+            words(&page).contains("A message without a target cannot be replayed: edit it as a copy"),
+            "{page}"
+        );
+    }
+    assert!(admin.get(&format!("/dead-letters/{letter}")).text().contains("Edit as a copy…"));
+}
+
+// The target of a dead letter can be gone from the configuration, and still be paused.
+#[test]
+fn nothing_is_replayed_to_a_target_that_was_removed() {
+    let sink = crate::kit::Sink::start();
+    sink.answer_with(503);
+    let crm = format!(
+        "[[target]]\nname = \"crm\"\nurl = \"{}\"\nevents = [\"crm.*\"]\nretry = {{ max_attempts = 1 }}\nschedule = []\n",
+        sink.url()
+    );
+    let World { mut semel, _folder: folder, .. } = World::with_config(Tokens::None, &crm);
+    let admin = semel.admin();
+    let event = r#"{"type": "crm.lead", "dedupe_key": "lead-1", "payload": {}}"#;
+    admin.post("/v1/events", event).expect(201);
+    let letters = || admin.get("/v1/dead-letters").expect(200)["items"].as_array().unwrap().clone();
+    wait::until("a dead letter", PATIENCE, || letters().len() == 1).unwrap();
+    let letter = letters()[0]["id"].as_str().unwrap().to_owned();
+    assert!(admin.get("/dead-letters").text().contains("Replay…"));
+    assert!(admin.get(&format!("/dead-letters/{letter}")).text().contains("Replay…"));
+    admin.post("/v1/targets/crm/pause", r#"{"reason": "it goes away"}"#).expect(200);
+    semel.signal(Signal::TERM);
+    assert!(semel.wait().success());
+    let file = folder.path().join("semel.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replace(&crm, "")).unwrap();
+    let semel = super::with_tokens(&file);
+    let person = Person { http: semel.admin(), cookie: String::new() };
+    for path in ["/", "/targets/crm", "/dead-letters", &format!("/dead-letters/{letter}")] {
+        let page = person.get(path).text();
+        assert!(
+            page.contains("crm") && !page.contains("Replay…") && !page.contains("Replay failed…"),
+            "{path}: {page}"
+        );
+    }
+    let groups = words(&person.get("/dead-letters").text());
+    assert!(groups.contains("The target is not in the configuration"), "{groups}");
+    // It has no page after it was resumed, and nothing is sent to it.
+    let resumed = person.submit("/", "/targets/crm/resume", &[("reason", "gone for good")]);
+    let to = resumed.header("location").unwrap();
+    assert!(to.starts_with("/targets?"), "{to}");
+    let page = words(&person.get(to).text());
+    assert!(page.contains("It is not in the configuration, so nothing is sent to it."), "{page}");
+}
+
+// One event, two targets: each shows its own attempts and answers.
+#[test]
+fn attempts_are_shown_for_each_target() {
+    let world = World::start(Tokens::None);
+    let filled = world.fill();
+    let person = Person::local(&world);
+    let event = person.get(&format!("/events/{}", filled.event)).text();
+    let of = |target: &str| {
+        let (_, rest) = event.split_once(&format!("aria-label=\"Delivery to {target}\"")).unwrap();
+        words(rest.split_once("</section>").unwrap().0)
+    };
+    let (billing, warehouse) = (of("billing"), of("warehouse"));
+    assert!(billing.contains("delivered") && !billing.contains("503"), "{billing}");
+    assert!(warehouse.contains("failed, may pass") && warehouse.contains("503"), "{warehouse}");
+    let delivery = words(&person.get(&format!("/deliveries/{}", filled.delivery)).text());
+    assert!(delivery.contains("failed, may pass") && delivery.contains("503"), "{delivery}");
+    let target = || words(&person.get("/targets/warehouse").text());
+    assert!(target().contains("order.paid eu 1 answered with 503"), "{}", target());
+    // The counters are read every few seconds.
+    wait::until("the failed attempts", PATIENCE, || target().contains("0 delivered, 6 failed attempts"))
+        .unwrap();
+}
+
+// The form counted a run twice that was named twice.
+#[test]
+fn a_run_that_is_named_twice_is_cancelled_once() {
+    let world = World::start(Tokens::None);
+    let filled = world.fill();
+    let page = Person::local(&world).get(&format!("/runs/cancel?id={0}&id={0}", filled.run)).text();
+    assert!(page.contains("Cancel 1 run<"), "{page}");
+    assert_eq!(page.matches("name=\"id\"").count(), 1, "{page}");
+}
