@@ -1,6 +1,7 @@
 //! What users of the registry get: complete metadata, packages that stand alone, documentation as docs.rs builds it.
 //!
-//! `SEMEL_PROVE=1` (`scripts/prove release`) also compiles every package as the registry would have it, and its documentation.
+//! The ignored test is a part of `scripts/prove release`: it compiles every package as the registry would have it, and its
+//! documentation.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -136,10 +137,8 @@ fn document(target: &Path) {
 }
 
 #[test]
+#[ignore = "compiles every package again and asks the registry: a part of ./scripts/prove release"]
 fn every_package_compiles_alone_and_has_its_documentation() {
-    if std::env::var_os("SEMEL_PROVE").is_none_or(|value| value == "0") {
-        return; // the tests above are the short form
-    }
     // Of its own: packages are compiled under other paths than the workspace.
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("published");
     let published = run(Command::new(env!("CARGO"))
@@ -198,8 +197,9 @@ impl Checkout {
 
     /// What `cargo doc` writes, as far as the script reads it: pages with their names.
     fn write(&self, pages: &[(String, String)]) {
-        for list in fs::read_dir(root().join("api")).expect("the lists") {
-            let list = list.expect("a list").path();
+        let lists =
+            fs::read_dir(root().join("api")).expect("the lists").map(|list| list.expect("a list").path());
+        for list in lists.filter(|path| path.is_file()) {
             let library = list.file_stem().expect("a name").to_string_lossy().replace('-', "_");
             let folder = self.path("target/doc").join(library);
             fs::create_dir_all(&folder).expect("a folder");
@@ -264,7 +264,7 @@ fn an_item_that_the_last_version_had_cannot_be_removed_within_its_number() {
     checkout.document(&["Engine", "Key"]);
     checkout.update();
     let (is_accepted, said) = checkout.compare();
-    assert!(is_accepted && said.contains("no version is tagged"), "{said}");
+    assert!(is_accepted && said.contains("no version is tagged, and api/released has none"), "{said}");
     checkout.git(&["add", "."]);
     checkout.git(&["commit", "--quiet", "--message", "the first version"]);
     checkout.git(&["tag", "v0.1.0"]);
@@ -287,6 +287,56 @@ fn an_item_that_the_last_version_had_cannot_be_removed_within_its_number() {
     // The second number allows it before 1.0.
     checkout.set_version("0.2.0");
     assert_eq!(checkout.compare(), (true, String::new()));
+}
+
+// Without a tag, as before the first release and in a shallow clone, nothing was compared with the last version.
+#[test]
+fn without_tags_the_api_is_compared_with_the_lists_that_were_kept() {
+    let checkout = Checkout::new();
+    checkout.set_version("0.1.0");
+    checkout.document(&["Engine", "Key"]);
+    checkout.update();
+    assert_eq!(checkout.api(&["release"]), (true, String::new()));
+    checkout.document(&["Engine", "Key", "Store"]);
+    checkout.update();
+    assert_eq!(checkout.compare(), (true, String::new()), "more is allowed");
+    checkout.document(&["Engine", "Store"]);
+    checkout.update();
+    let (is_accepted, said) = checkout.compare();
+    let gone = "api/released (0.1.0) semel: gone: semel::Key: pub struct Key;\n";
+    assert!(!is_accepted && said.contains(gone), "{said}");
+    assert!(
+        said.contains("While a version is not tagged it may still change: ./scripts/api release"),
+        "{said}"
+    );
+    checkout.set_version("0.2.0");
+    assert_eq!(checkout.compare(), (true, String::new()));
+
+    // A tag says more than what was kept, which may be older.
+    checkout.git(&["add", "."]);
+    checkout.git(&["commit", "--quiet", "--message", "the second version"]);
+    checkout.git(&["tag", "v0.2.0"]);
+    checkout.document(&["Engine", "Key"]);
+    checkout.update();
+    let (is_accepted, said) = checkout.compare();
+    assert!(!is_accepted && said.contains("v0.2.0 semel: gone: semel::Store"), "{said}");
+    assert!(!said.contains("api/released ("), "{said}");
+}
+
+// The list beside the sources is one that the script reads.
+#[test]
+fn the_lists_of_the_last_version_are_kept_for_clones_without_tags() {
+    let kept = root().join("api/released");
+    let version = fs::read_to_string(kept.join("version")).expect("the version of the lists");
+    assert!(version.trim().split('.').all(|part| part.parse::<u32>().is_ok()), "{version}");
+    let names = |folder: &Path| -> Vec<_> {
+        let files = fs::read_dir(folder).expect("lists").map(|file| file.expect("a list").path());
+        let lists = files.filter(|file| file.extension().is_some_and(|ending| ending == "txt"));
+        let mut names: Vec<_> = lists.map(|list| list.file_name().expect("a name").to_owned()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&kept), names(&root().join("api")));
 }
 
 /// A trait that users may implement, with these required methods and one provided.
@@ -409,7 +459,7 @@ fn proving() -> Checkout {
     fake(
         "bin/cargo",
         "case \"$*\" in *--version*) exit ;; *canonical::tests*) echo 'does not compile' >&2; exit 101 ;; esac\n\
-         case \"$*\" in *packages::*) echo 'Summary [1s] 3 tests run: 2 passed, 1 failed, 9 skipped'; exit 100 ;; esac\n\
+         case \"$*\" in *'run-ignored all '*packages::*) echo 'Summary [1s] 3 tests run: 2 passed, 1 failed, 9 skipped'; exit 100 ;; esac\n\
          echo 'Summary [1s] 4 tests run: 4 passed, 9 skipped'\n",
     );
     fs::create_dir_all(checkout.path("docs/reference")).expect("a folder");
