@@ -261,6 +261,70 @@ mod tests {
         assert_eq!(delay_after(&policy, &work(24, 0)), None, "the last round has failed");
     }
 
+    /// A duration as the documentation writes it.
+    fn duration(text: &str) -> Duration {
+        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let number: u64 = digits.parse().unwrap_or_else(|_| panic!("a duration: {text}"));
+        match &text[digits.len()..] {
+            "ms" => Duration::from_millis(number),
+            "s" => Duration::from_secs(number),
+            "m" => Duration::from_secs(number * 60),
+            "h" => Duration::from_secs(number * 60 * 60),
+            unit => panic!("a unit: {unit}"),
+        }
+    }
+
+    // What an operator reads is what a delivery does by default.
+    #[test]
+    fn the_defaults_are_those_of_the_documentation() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/deliveries.md");
+        let page = std::fs::read_to_string(page).expect("the page of deliveries");
+        let (_, page) =
+            page.split_once("## Attempts, rounds and the end of a delivery").expect("its section");
+        let setting = |name: &str| {
+            let line = page.lines().find_map(|line| line.strip_prefix(name)).expect(name);
+            line.trim_matches(['[', ']', '{', '}', ' '])
+                .split(", ")
+                .map(|part| part.replace('"', ""))
+                .collect::<Vec<_>>()
+        };
+        let policy = Policy::default();
+        let schedule: Vec<Duration> = setting("schedule = ").iter().map(|text| duration(text)).collect();
+        assert_eq!(schedule, policy.schedule);
+        let retry = setting("retry = ");
+        let part = |name: &str| retry.iter().find_map(|part| part.strip_prefix(name)).expect(name);
+        assert_eq!(part("max_attempts = "), policy.retry.max_attempts().to_string());
+        assert_eq!(duration(part("timeout = ")), policy.timeout);
+        // The longest quick pause of each attempt: `base`, doubled up to `cap`.
+        let (base, cap) = (duration(part("base = ")), duration(part("cap = ")));
+        for attempt in 1..10_u32 {
+            let longest = (base * 2_u32.pow(attempt - 1)).min(cap);
+            let pauses: Vec<Duration> = (0..1_000).map(|_| policy.retry.delay(attempt, None).wait).collect();
+            let most = *pauses.iter().max().expect("a thousand");
+            assert!(
+                most <= longest && most > longest.mul_f64(0.9),
+                "{most:?} of {longest:?}, attempt {attempt}"
+            );
+        }
+        assert_eq!(policy.rounds(None), 8, "`about 21 hours`");
+        let hours = policy.schedule.iter().sum::<Duration>().mul_f64(1.05).as_secs_f64() / 3_600.0;
+        assert!((20.5..22.0).contains(&hours), "{hours}");
+    }
+
+    // Never earlier than the schedule says, later by up to a tenth, and not all at the same moment.
+    #[test]
+    fn a_pause_of_the_schedule_is_lengthened_by_up_to_a_tenth() {
+        let policy = Policy::default();
+        for (round, pause) in (0..).zip(SCHEDULE) {
+            let last = work(round * 3 + 3, 0);
+            let pauses = (0..1_000).map(|_| delay_after(&policy, &last).expect("another round follows"));
+            let pauses: Vec<Duration> = pauses.collect();
+            assert!(pauses.iter().all(|delay| *delay >= pause && *delay <= pause.mul_f64(1.1)), "{pause:?}");
+            let is_spread = |part: f64| pauses.iter().any(|delay| *delay > pause.mul_f64(part));
+            assert!(is_spread(1.08) && !pauses.iter().all(|delay| *delay > pause.mul_f64(1.02)), "{pause:?}");
+        }
+    }
+
     // A crashed attempt ends no round, and does not shorten one.
     #[test]
     fn crashed_attempts_count_for_no_round() {

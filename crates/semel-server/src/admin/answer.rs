@@ -118,6 +118,12 @@ impl Refusal {
         self
     }
 
+    /// The same refusal in other words.
+    pub(super) fn with_detail(mut self, detail: String) -> Self {
+        self.detail = detail;
+        self
+    }
+
     /// The same refusal with a Retry-After.
     pub(super) fn with_retry_after(mut self, retry_after: Duration) -> Self {
         self.retry_after = Some(retry_after);

@@ -320,7 +320,8 @@ pub(crate) fn run_error(error: RunAccessError) -> Refusal {
             Refusal::not_found(format!("there is no run {id}"))
         }
         RunAccessError::Ledger(error) => error.into(),
-        RunAccessError::Buffer(error) => error.into(),
+        // Says that it is the buffer that does not answer, not the store.
+        RunAccessError::Buffer(error) => Refusal::from(error).with_detail(detail),
         _ => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "in_transit", detail)
             .with_retry_after(Duration::from_secs(1)),
     }

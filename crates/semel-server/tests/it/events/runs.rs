@@ -190,6 +190,14 @@ fn a_redis_that_is_away_at_the_start_holds_nobody_up() {
     assert_eq!(trigger(&admin, &body("a")).0, 200, "the ledger decides alone");
     let unknown = admin.get("/v1/runs/run_01M7GBM2Y1383HH4YKYPMJEJS6");
     assert_eq!(unknown.status, 503, "it may be in the buffer");
+    let reset = || admin.post("/v1/runs/reset-key", r#"{"target":"crm","key":"a"}"#);
+    let refused = reset();
+    assert_eq!(
+        (refused.status, refused.header("retry-after")),
+        (503, Some("1")),
+        "its run may be in the buffer"
+    );
+    assert!(refused.text().contains("the buffer does not answer"), "{}", refused.text());
     redis.restart().unwrap();
     let mut number = 0;
     wait::until("bursts are buffered", PATIENCE, || {
@@ -198,4 +206,5 @@ fn a_redis_that_is_away_at_the_start_holds_nobody_up() {
     })
     .unwrap();
     assert_eq!(admin.get("/v1/runs/run_01M7GBM2Y1383HH4YKYPMJEJS6").status, 404);
+    assert_eq!(reset().expect(200)["reset"], true, "the refused reset has changed nothing");
 }
