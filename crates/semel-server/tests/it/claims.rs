@@ -126,9 +126,9 @@ fn a_worker_that_vanished_is_taken_over_or_in_doubt_as_its_mode_says() {
     let semel = Semel::start(&["--store", "memory:"]);
     let admin = semel.admin();
     for (mode, after) in [("marked", "in_doubt"), ("keyed", "won"), ("rerun", "won")] {
-        let more = json!({ "mode": mode, "key": mode, "lease": "200ms", "provider": "acquirer" });
+        let more =
+            json!({ "mode": mode, "key": mode, "begin": true, "lease": "200ms", "provider": "acquirer" });
         let won = claim(&admin, &more);
-        step(&admin, &won, "begin", "").expect(200);
         let mut last = Value::Null;
         wait::until(after, PATIENCE, || {
             last = claim(&admin, &more);

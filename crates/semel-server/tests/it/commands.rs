@@ -15,10 +15,9 @@ fn keys(admin: &str, args: &[&str]) -> (bool, String) {
 
 /// A key whose worker vanished after begin.
 fn in_doubt(admin: &Http, key: &str) -> String {
-    let body = json!({ "namespace": "charge", "scope": "acct_1", "key": key, "lease": "50ms" });
+    let body =
+        json!({ "namespace": "charge", "scope": "acct_1", "key": key, "lease": "50ms", "begin": true });
     let won = admin.post("/v1/claims", &body.to_string()).expect(200);
-    let claim_id = won["claim_id"].as_str().unwrap();
-    admin.post(&format!("/v1/claims/{claim_id}/begin"), "").expect(200);
     let id = won["key_id"].as_str().unwrap().to_owned();
     let phase = || admin.get(&format!("/v1/keys/{id}")).expect(200)["phase"].clone();
     wait::until("in doubt", PATIENCE, || phase() == "in_doubt").unwrap();

@@ -222,7 +222,8 @@ fn every_path_answers_as_documented() {
     let won = api.call("POST /v1/claims", "", claim("deferred"), 200);
     let id = text(&won["claim_id"]);
     api.call("POST /v1/claims/{claim_id}/complete?wait=false", &id, json!({ "outcome": [1] }), 202);
-    let short = json!({ "namespace": "n", "key": "lost", "lease": "100ms", "in_flight_max": "100ms", "begin": false });
+    let short =
+        json!({ "namespace": "n", "key": "lost", "lease": "1s", "in_flight_max": "1s", "begin": false });
     let doubted = api.call("POST /v1/claims", "", short, 200);
     api.call("POST /v1/claims/{claim_id}/begin", &text(&doubted["claim_id"]), None, 200);
     let doubted = text(&doubted["key_id"]);
