@@ -254,10 +254,11 @@ pub(super) fn list_possible(model: &TriggerModel, state: &TriggerState, actions:
             actions.push(TriggerAction::ClaimRecordsEnd(generation));
         }
     }
-    // The caller that wrote the run ends its reservation at any time, or dies before.
+    // The caller that wrote the run ends its reservation at any time, or dies before. Not as late as the row is swept.
+    let is_swept = state.ledger.row.is_none();
     for generation in (0_u8..).zip(state.redis.reserved).filter_map(|(at, reserved)| reserved.then_some(at)) {
         let wrote = |event: &LedgerRun| event.generation == generation && !event.lost_key && !event.drained;
-        if state.ledger.events.iter().flatten().any(wrote) {
+        if !is_swept && state.ledger.events.iter().flatten().any(wrote) {
             actions.push(TriggerAction::EndReservation(generation));
         }
     }

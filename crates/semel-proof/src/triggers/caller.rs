@@ -224,11 +224,7 @@ impl ModelStep<'_> {
         {
             return self.set_stage(caller, CallerStage::Advance(row.generation));
         }
-        // With a claim on this generation it has looked already.
-        let own = self.state.callers[usize::from(caller)];
-        let is_new =
-            row.generation != own.generation || matches!(asked, ClaimAnswer::InBurst | ClaimAnswer::Nothing);
-        if is_new && own.is_unconfirmed_before(row.generation) {
+        if self.state.callers[usize::from(caller)].is_unconfirmed_before(row.generation) {
             return self.set_stage(caller, CallerStage::LookUnconfirmedBuffer(asked, row));
         }
         self.find_in(caller, asked, row);
