@@ -661,6 +661,8 @@ export type Story = {
   })[];
   /** Answers to requests with a key are listed if this server gave them since this time. Null without such a key. */
   answers_since: string | null;
+  /** Number of earlier requests with the key that `timeline` leaves out: it lists the last 50 of a key. */
+  requests_left_out?: number;
 };
 
 /** A target. */
