@@ -101,7 +101,7 @@ fn a_gateway_request_is_found_by_its_id() {
     }
     assert!(note(&semel, &key).contains("what it answered before is not listed"), "{}", note(&semel, &key));
     let page = admin.get(&format!("/story/{key}")).text();
-    assert!(page.contains("What it answered before is not listed"), "{page}");
+    assert!(page.contains("Answers that this server gave before"), "{page}");
     assert_eq!(story(&admin, "req-second").status, 404, "what only the process remembered is gone with it");
     // The request of a forgotten key is in the audit log alone.
     admin.post(&format!("/v1/keys/{key}/forget"), r#"{"reason": "tidy"}"#).expect(200);
