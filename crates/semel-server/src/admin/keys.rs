@@ -14,7 +14,6 @@ use semel::outcome::Outcome;
 use semel::record::{Fence, Force, Phase, Ruling, Settlement};
 use semel::store::{self, Scan, Snapshot, Store};
 use semel::{Engine, record};
-use semel_pipeline::ledger;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -25,7 +24,7 @@ use super::access::{Caller, Right};
 use super::answer::{self, Answer, JsonBody, PathId, Refusal};
 use super::api::{Api, Needs};
 use super::audit::{self, AuditPlace, States, run_to_completion};
-use super::listing::{Filters, ListQuery, ListRequest, Page, Parameter, read_in_parts};
+use super::listing::{Filters, ListQuery, ListRequest, Page, Parameter};
 use super::records::{AnswerContent, KeyDetails, OutcomeContent, PHASES, phase_name, time};
 use super::schema::OneOf;
 
@@ -90,22 +89,12 @@ async fn list(
     State(admin): State<Arc<Admin>>,
     query: ListQuery<KeyFilters>,
 ) -> Result<Answer<Page<KeyDetails>>, Refusal> {
-    let asked = query.read()?;
-    let page = asked.page.clone();
-    let query = KeyQuery::read(asked)?;
-    let page = read_in_parts(page, |part| {
-        let part = query.part(part);
-        let admin = Arc::clone(&admin);
-        async move {
-            let FoundKeys { items, next, .. } = part?.find(&admin).await?;
-            Ok(Page::with(items.iter().map(KeyDetails::new).collect(), next.map(|id| id.to_string())))
-        }
-    });
-    Answer::ok(page.await?)
+    let FoundKeys { items, next, .. } = KeyQuery::read(query.read()?)?.find(&admin).await?;
+    Page::answer(items.iter().map(KeyDetails::new).collect(), next.map(|id| id.to_string()))
 }
 
 /// What a list is asked for.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(crate) struct KeyQuery {
     pub(crate) phase: Option<Phase>,
     pub(crate) hint: Option<String>,
@@ -186,14 +175,8 @@ impl KeyQuery {
         }
     }
 
-    /// The same query for a part of its page.
-    fn part(&self, part: ledger::Page) -> Result<Self, Refusal> {
-        let limit = usize::try_from(part.limit).unwrap_or(MAX_PAGE);
-        Ok(Self { after: read_cursor(part.after)?, limit, ..self.clone() })
-    }
-
     fn read(mut asked: ListRequest) -> Result<Self, Refusal> {
-        let after = read_cursor(asked.page.after.take())?;
+        let after = asked.page.after.take().map(|cursor| cursor.parse()).transpose();
         let mut scopes = Vec::new();
         while let Some(scope) = asked.take("scope") {
             scopes.push(scope);
@@ -214,7 +197,7 @@ impl KeyQuery {
             phase: asked.choice("phase", &PHASES)?,
             hint: asked.take("hint"),
             key,
-            after,
+            after: after.map_err(|_| Refusal::bad("cursor: expected the `next` of a page"))?,
             limit: usize::try_from(asked.page.limit).unwrap_or(MAX_PAGE),
         })
     }
@@ -228,11 +211,6 @@ impl KeyQuery {
                 snapshot.record.hint.as_str().starts_with(&cut)
             })
     }
-}
-
-fn read_cursor(cursor: Option<String>) -> Result<Option<KeyId>, Refusal> {
-    let after = cursor.map(|cursor| cursor.parse()).transpose();
-    after.map_err(|_| Refusal::bad("cursor: expected the `next` of a page"))
 }
 
 async fn show(

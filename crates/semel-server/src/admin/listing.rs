@@ -133,8 +133,8 @@ impl<T> Page<T> {
     }
 }
 
-/// Reads a page in parts. Rows of the ledger and records come with their payloads and outcomes, of which a list shows only the
-/// size: a page of a thousand would take a gigabyte.
+/// Reads a page in parts. Rows of the ledger come with their payloads, of which a list shows only the size: a page of a thousand
+/// would take a gigabyte.
 pub(super) async fn read_in_parts<T, F>(
     page: ledger::Page,
     mut read: impl FnMut(ledger::Page) -> F,

@@ -205,9 +205,7 @@ fn crash_mid_reply() {
 
         let semel = bench.start();
         let answer = semel.gateway().with("idempotency-key", &key).post("/large", "{}");
-        let head = String::from_utf8_lossy(&received[..600.min(received.len())]).into_owned();
-        let replayed = (answer.status, answer.header("idempotent-replayed")) == (201, Some("true"));
-        assert!(replayed, "{} {} after {head}", answer.status, answer.text());
+        assert_eq!((answer.status, answer.header("idempotent-replayed")), (201, Some("true")));
         let body = received.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
         assert!(answer.body.starts_with(&received[body..]), "the retry gets the answer that had begun");
         assert_eq!(answer.json()["fill"].as_str().map(str::len), Some(LARGE));
